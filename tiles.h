@@ -1,0 +1,476 @@
+/*: # The vocabulary
+
+Every file of the program includes this header and nothing else of ours. It holds the nouns: a
+**model** is shapes and tensors, a **target** is what a machine can do, a **plan** is every **tile** of
+one token with its **wave** and its **worker**. The rooms of the program pass these structs along and
+may not look behind them:
+
+    checkpoint → model.c → Model ┐
+                   target → Target ┴→ plan.c → Plan → tiles_cpu.c → next token
+
+Shapes are written as `[rows, columns]`, row-major, outermost first. Sizes are in elements unless the
+name says bytes. :*/
+#ifndef TILES_H
+#define TILES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define TILES_VERSION "0.1"
+
+/*: ## Errors
+
+A function that can fail returns 0 or -1 and writes one line into the `Error` that the caller passed.
+Libraries never print an error and never exit; `tiles.c` prints the line and exits with the code. The
+line names the file, the key or tensor, and both numbers: the one found and the one expected. :*/
+//> error
+enum {
+  EXIT_OK = 0,
+  EXIT_FAIL = 1,         // the machine let us down: memory, disk, a lost worker
+  EXIT_USAGE = 2,        // the command line
+  EXIT_INPUT = 3,        // a file that we were given
+  EXIT_PLAN = 4,         // a plan that was refused
+  EXIT_NUMBER = 5,       // a non-finite logit
+  EXIT_INTERRUPTED = 130 // Ctrl-C
+};
+
+typedef struct Error {
+  int code;
+  char text[640]; // one line, control characters replaced
+} Error;
+
+// Formats the line and returns -1, so that callers write `return fail(e, EXIT_INPUT, ...)`.
+int fail(Error *e, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+// One line on stderr, for what a user should know and what does not stop the work.
+void notice(const char *format, ...) __attribute__((format(printf, 1, 2)));
+//< error
+
+/*: ## Files
+
+Weights are never read into memory: the file is mapped, and the page cache is the loader. :*/
+//> mapping
+typedef struct Mapping {
+  const uint8_t *data; // NULL for an empty file
+  size_t size;         // bytes
+} Mapping;
+
+int map_file(const char *path, Mapping *out, Error *e); // EXIT_INPUT; refuses folders and LFS pointers
+void unmap_file(Mapping *m);                            // safe on a zeroed Mapping
+//< mapping
+
+uint64_t hash64(const void *data, size_t bytes, uint64_t seed); // FNV-1a over 64-bit lanes
+double seconds(void);                                           // monotonic clock
+
+// Writes a file so that no reader ever sees half of it: a temporary name beside `path`, fsync, rename,
+// fsync of the folder. On any failure the temporary is removed and `path` is untouched.
+typedef struct AtomicFile {
+  FILE *f;
+  char *path, *temporary;
+} AtomicFile;
+int atomic_open(AtomicFile *a, const char *path, Error *e);
+int atomic_write(AtomicFile *a, const void *data, size_t bytes, Error *e);
+int atomic_commit(AtomicFile *a, Error *e);
+void atomic_abort(AtomicFile *a); // safe after commit and on a zeroed struct
+
+/*: ## Numbers
+
+Weights stay in the two bytes that the checkpoint gave them; everything that is computed is FP32. :*/
+//> dtype
+typedef enum DType { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_COUNT } DType;
+
+static inline size_t dtype_size(DType t) { return t == DT_F32 ? 4 : 2; }
+const char *dtype_name(DType t); // "F32", "BF16", "F16"
+
+float bf16_to_f32(uint16_t h);
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_bf16(float f); // round to nearest, ties to even; NaN stays NaN
+uint16_t f32_to_f16(float f);  // the same; overflow becomes infinity
+//< dtype
+
+/*: ## The shape of a model
+
+All that the planner needs to know: no names, no bytes. `llama`, `qwen2` and `qwen3` differ in three
+switches, so the family is only a word for people. :*/
+//> shape
+typedef enum RopeKind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_FACTORS } RopeKind;
+
+typedef struct Rope {
+  RopeKind kind;
+  double theta;
+  double factor;            // linear, llama3
+  double low, high;         // llama3: low_freq_factor, high_freq_factor
+  double original;          // llama3: original_max_position_embeddings
+  const float *factors;     // GGUF's rope_freqs: [head_dim / 2] divisors, or NULL
+} Rope;
+
+typedef struct Shape {
+  char name[48];    // "llama-3.2-1b", or the checkpoint's own name
+  char family[16];  // "llama", "qwen2", "qwen3"
+  int32_t vocab;    // rows of the embedding; no id at or above it exists
+  int32_t hidden;   // width of the residual
+  int32_t inter;    // rows of gate and up
+  int32_t layers;
+  int32_t heads;    // query heads
+  int32_t kv_heads; // K/V heads; heads is a multiple of it
+  int32_t head_dim; // even
+  int32_t max_context;
+  float rms_eps;
+  Rope rope;
+  DType dtype;      // of the matrices, and of the K/V cache
+  bool tied;        // lm_head is the embedding
+  bool qkv_bias, o_bias, mlp_bias;
+  bool qk_norm;     // RMSNorm of every query and key head before RoPE
+} Shape;
+
+// Rows of the stacked Q, K and V projections.
+static inline int32_t qkv_rows(const Shape *s) { return (s->heads + 2 * s->kv_heads) * s->head_dim; }
+
+const Shape *shape_find(const char *name);       // a known shape, or NULL
+const char *shape_names(void);                   // all known names, separated by spaces
+uint64_t shape_weight_bytes(const Shape *s);     // bytes of weights that one token must read
+uint64_t shape_stored_bytes(const Shape *s);     // bytes of weights in the checkpoint
+uint64_t shape_kv_bytes(const Shape *s);         // bytes of K/V cache a position
+int shape_check(const Shape *s, const char *file, Error *e); // every size possible and consistent
+// head_dim / 2 inverse frequencies, scaling applied. out: [head_dim / 2]
+void rope_frequencies(const Shape *s, float *out);
+//< shape
+
+/*: ## A model
+
+A matrix is where its rows lie. `permuted_head` is GGUF's doing: files of architecture `llama` store
+the rows of Q and K so that RoPE's pairs are neighbours. `matrix_row` undoes it, so that nothing after
+`model.c` can tell which file a model came from. :*/
+//> model
+typedef struct Matrix {
+  const uint8_t *data;   // may be at any alignment
+  DType dtype;
+  int32_t rows, columns;
+  int32_t permuted_head; // 0, or the head size within which rows are interleaved
+} Matrix;
+
+static inline size_t matrix_stride(const Matrix *m) {
+  return (size_t)m->columns * dtype_size(m->dtype);
+}
+// Row `r` in the order of a Hugging Face checkpoint.
+static inline const uint8_t *matrix_row(const Matrix *m, int32_t r) {
+  if (m->permuted_head) {
+    int32_t i = r % m->permuted_head, half = m->permuted_head / 2;
+    r += (i < half ? 2 * i : 2 * (i - half) + 1) - i;
+  }
+  return m->data + (size_t)r * matrix_stride(m);
+}
+
+typedef struct Layer {
+  const float *attn_norm, *ffn_norm;       // [hidden]
+  Matrix q, k, v;                          // [heads*head_dim, hidden], [kv_heads*head_dim, hidden] x2
+  const float *q_bias, *k_bias, *v_bias;   // [rows] or NULL
+  const float *q_norm, *k_norm;            // [head_dim] or NULL
+  Matrix o;                                // [hidden, heads*head_dim]
+  const float *o_bias;                     // [hidden] or NULL
+  Matrix gate, up;                         // [inter, hidden]
+  Matrix down;                             // [hidden, inter]
+  const float *gate_bias, *up_bias, *down_bias;
+} Layer;
+
+typedef struct Model {
+  Shape shape;
+  Matrix embedding;        // [vocab, hidden]
+  Matrix lm_head;          // [vocab, hidden]; equals embedding where tied
+  const float *final_norm; // [hidden]
+  Layer *layer;            // [layers]
+  int32_t *stop_ids;       // any of these ends a request
+  int32_t stop_count;
+  bool down_sliced;        // a package whose down projections are cut to the plan's FFN tiles
+  uint64_t source_hash;    // of the shapes and of the weights' names, sizes and file times
+  void *store;             // what the pointers point into; owned
+} Model;
+//< model
+
+/*: A **source** is what the user pointed at: a Hugging Face folder, a GGUF file, or a package made by
+`tiles plan -o`. It answers two questions, the weights and the texts (config, tokenizer), so that
+`model.c` and `tokenizer.c` need not know which of the three it is. :*/
+//> source
+typedef enum SourceKind { SOURCE_FOLDER, SOURCE_GGUF, SOURCE_PACKAGE } SourceKind;
+
+typedef struct Gguf Gguf;
+typedef struct Package Package;
+
+typedef struct Source {
+  SourceKind kind;
+  char *path;        // as the user wrote it
+  Gguf *gguf;        // GGUF, or a package made from one (its header only)
+  Package *package;  // package
+} Source;
+
+int source_open(const char *path, Source *out, Error *e); // EXIT_INPUT
+void source_close(Source *s);
+
+// A text file of the checkpoint by its name ("config.json"). Returns 1 and a Mapping to be given to
+// source_text_free, 0 when there is none, -1 on error.
+int source_text(const Source *s, const char *name, Mapping *out, Error *e);
+void source_text_free(const Source *s, Mapping *m);
+
+int model_open(const Source *s, Model *out, Error *e); // EXIT_INPUT
+void model_close(Model *m);
+//< source
+
+/*: ### Tensors by name
+
+`safetensors.c` and `gguf.c` both answer with a list of tensors; `model.c` looks names up in it. :*/
+//> tensors
+typedef struct Tensor {
+  char *name;
+  char type[16];       // as the file spells it: "BF16", "Q4_1"
+  DType dtype;         // DT_NONE where we cannot compute with it as it lies
+  int rank;            // 0 to 4
+  int64_t dim[4];      // outermost first
+  const uint8_t *data; // into a mapping; any alignment
+  uint64_t bytes;
+  const char *file;    // for messages
+} Tensor;
+
+typedef struct TensorSet {
+  Tensor *list; // stb_ds array
+  struct TensorEntry {
+    char *key;
+    int32_t value; // index into list
+  } *by_name;    // stb_ds string map
+  Mapping *maps; // stb_ds array; owned
+  char **files;  // stb_ds array; owned
+} TensorSet;
+
+const Tensor *tensor_find(const TensorSet *t, const char *name); // or NULL
+void tensors_close(TensorSet *t);
+
+// Parses one safetensors file that lies at data[0, size) and appends its tensors.
+int safetensors_parse(const char *file, const uint8_t *data, size_t size, TensorSet *out, Error *e);
+// model.safetensors, or every shard of model.safetensors.index.json.
+int safetensors_open(const char *folder, TensorSet *out, Error *e);
+
+typedef enum GgufType {
+  GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING,
+  GGUF_ARRAY, GGUF_U64, GGUF_I64, GGUF_F64
+} GgufType;
+
+typedef struct GgufValue {
+  GgufType type;
+  GgufType element;  // of an array
+  uint64_t count;    // of an array; bytes of a string
+  const uint8_t *p;  // little-endian bytes: the scalar, the string, the first element
+} GgufValue;
+
+// Parses a GGUF file at data[0, size), which must outlive the result. With header_only the tensors'
+// bytes need not be there.
+int gguf_parse(const char *file, const uint8_t *data, size_t size, bool header_only, Gguf **out,
+               Error *e);
+void gguf_close(Gguf *g);
+const GgufValue *gguf_get(const Gguf *g, const char *key); // or NULL
+bool gguf_int(const Gguf *g, const char *key, int64_t *out);    // any integer type or bool
+bool gguf_float(const Gguf *g, const char *key, double *out);   // any number
+bool gguf_string(const Gguf *g, const char *key, const char **p, size_t *bytes);
+// Element i of an array of strings. Walks from the start: iterate with gguf_next instead.
+typedef struct GgufStrings { const uint8_t *p; uint64_t left; } GgufStrings;
+bool gguf_strings(const Gguf *g, const char *key, GgufStrings *it);
+bool gguf_next(GgufStrings *it, const char **p, size_t *bytes);
+const uint8_t *gguf_header(const Gguf *g, size_t *bytes); // what a package keeps
+const TensorSet *gguf_tensors(const Gguf *g);
+// Widens a Q8_0, Q4_0 or Q4_1 tensor to FP16, round to nearest even. out: [elements]
+int gguf_widen(const Tensor *t, uint16_t *out, Error *e);
+// Config: the shape and stop ids that the metadata give. Used by model.c.
+int gguf_shape(const Gguf *g, const char *file, Shape *out, Error *e);
+//< tensors
+
+/*: ## Text :*/
+//> text
+typedef struct Tokenizer Tokenizer;
+
+int tokenizer_open(const Source *s, const Shape *shape, Tokenizer **out, Error *e);
+void tokenizer_close(Tokenizer *t);
+// Appends the ids of a UTF-8 text to *ids, an stb_ds array. `special`: add BOS as the checkpoint's
+// rules say, and recognise special tokens in the text. Invalid UTF-8 is an error.
+int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, bool special,
+                     int32_t **ids, Error *e);
+int32_t tokenizer_size(const Tokenizer *t); // ids with a text, at most
+
+// Streaming: bytes come out only as whole characters. A sequence that turns out not to be one comes
+// out as U+FFFD. Control tokens and ids without a text print nothing.
+typedef struct Detokenizer {
+  const Tokenizer *tokenizer;
+  uint8_t held[8]; // the beginning of a character
+  int32_t held_count;
+  bool started;    // SentencePiece drops the space before the first word
+} Detokenizer;
+// Both append to *out, an stb_ds array.
+void detokenize(Detokenizer *d, int32_t id, char **out);
+void detokenize_flush(Detokenizer *d, char **out);
+
+// Wraps a prompt as the instruct model was taught, by the kind of its vocabulary (ChatML, Llama 3).
+// Appends to *ids. EXIT_INPUT where the vocabulary has neither.
+int chat_encode(const Tokenizer *t, const char *prompt, size_t bytes, int32_t **ids, Error *e);
+//< text
+
+/*: ## A target
+
+What the planner may count on. Written by `tiles probe` for this machine, or read from `targets/*.tsv`
+(`key<TAB>value` lines). Zero means unknown, and the planner then assumes the cost away. :*/
+//> target
+typedef enum FfnKind { FFN_AUTO, FFN_FUSED, FFN_SPLIT } FfnKind;
+
+typedef struct Target {
+  char name[48];
+  char kind[8];            // "cpu" or "cuda"
+  uint32_t workers;        // blocks that are resident together, or CPU threads
+  uint32_t threads;        // threads a block; 1 on a CPU
+  uint32_t registers;      // a thread, of the compiled worker
+  uint32_t shared_bytes;   // shared memory a block may have
+  uint32_t fused_context;  // up to this context one tile a K/V head does attention in one pass
+  double read_gbs;         // streaming read of all workers, GB/s
+  double worker_gbs;       // streaming read of one worker alone, GB/s
+  double kv_worker_gbs;    // K/V read of one worker in an attention tile, GB/s
+  double barrier_us;       // one barrier with nobody late
+  double ramp_us;          // from a barrier to the full stream and back
+  double attention_us;     // an attention pass over an empty cache
+  FfnKind ffn;             // what the planner shall build
+  char fingerprint[65];    // of the compiled worker; empty where any will do
+} Target;
+
+int target_read(const char *name_or_file, Target *out, Error *e); // EXIT_INPUT
+int target_write(const Target *t, FILE *f);                       // 0 or -1
+int target_probe(uint32_t workers, Target *out, Error *e);        // this machine's CPU; 0: all it may use
+uint32_t cpu_count(void); // from the affinity mask and the cgroup's quota, at least 1
+double read_rate(uint32_t threads, size_t bytes, double least_seconds); // GB/s, streaming
+//< target
+
+/*: ## A plan
+
+One token is a fixed list of tiles. A tile is an opcode over a range of output rows, on one worker, in
+one wave. Waves end at a barrier, so a tile may read what any tile of an earlier wave wrote and nothing
+else. `row0`, `row1` and `part` mean:
+
+| opcode | rows `[row0, row1)` of | `part` | reads | writes |
+|---|---|---|---|---|
+| embed | hidden | 0 | the token id, the embedding's row | residual |
+| qkv | stacked Q, K, V | 0 | residual (all) | q and k rows; V rows into the cache |
+| scores | K/V heads | context chunk | q and k rows of its heads, K cache | K row into the cache; scores |
+| values | K/V heads | context chunk | scores of its heads (all chunks), V cache | attention partial `part` |
+| wo | hidden | 0 | attention partials (all), residual rows | residual rows |
+| ffn | intermediate | partial | residual (all) | FFN partial `part`, all of hidden |
+| ffn_reduce | hidden | 0 | FFN partials (all) of its rows, residual rows | residual rows |
+| gate_up | intermediate | 0 | residual (all) | activation rows |
+| down | hidden | 0 | activation (all), residual rows | residual rows |
+| final_norm | hidden | 0 | residual (all) | normed rows |
+| lm_head | vocab | candidate slot | normed (all) | candidate slot `part`, logit rows |
+
+Attention has two forms, chosen by the context and by nothing else. Above `fused_context` a scores tile
+and a values tile handle each chunk: of n positions, chunk c of C covers [n*c/C, n*(c+1)/C), rounded
+down. Up to `fused_context` the scores tile of chunk 0 does all of attention for its heads and writes
+attention partial 0; the other scores tiles and all values tiles have nothing to do, and the barrier
+between the two waves is skipped. The last chunk holds the newest position, so its scores tile writes the
+new K row (chunk 0 in the fused form). With a single chunk there is only the fused form, and no values
+wave. :*/
+//> plan
+typedef enum Op {
+  OP_EMBED, OP_QKV, OP_SCORES, OP_VALUES, OP_WO, OP_FFN, OP_FFN_REDUCE, OP_GATE_UP, OP_DOWN,
+  OP_FINAL_NORM, OP_LM_HEAD, OP_COUNT
+} Op;
+const char *op_name(int op); // "embed", …; "?" outside
+
+typedef struct Tile {
+  uint16_t op;
+  uint16_t layer;      // 0 for embed, final_norm and lm_head
+  uint32_t wave;
+  uint32_t worker;
+  uint32_t row0, row1; // half open, never empty
+  uint32_t part;
+} Tile;
+
+enum { BARRIER_ALWAYS = 0, BARRIER_IF_SPLIT = 1 }; // IF_SPLIT: skipped up to fused_context
+
+typedef struct Plan {
+  Shape shape;            // rope.factors is not kept
+  Target target;
+  uint32_t workers;
+  uint32_t wave_count;
+  uint32_t tile_count;
+  uint32_t chunks;        // context chunks of attention
+  uint32_t ffn_parts;     // FFN partials; 0 with gate_up and down
+  uint32_t slots;         // lm_head candidates
+  uint32_t fused_context; // UINT32_MAX with one chunk
+  uint32_t *barrier;      // [wave_count] kind of the barrier after the wave
+  Tile *tile;             // [tile_count] by worker, then wave, then the order of execution
+  uint32_t *first;        // [workers + 1] first tile of each worker; derived from tile
+} Plan;
+
+int plan_make(const Shape *s, const Target *t, Plan *out, Error *e); // EXIT_PLAN; validated
+void plan_free(Plan *p);
+int plan_index(Plan *p, Error *e); // (re)derives first[]; checks the order and the workers only
+// Every rule, with the tile and the rule named. The one gate before a plan is run.
+int plan_validate(const Plan *p, Error *e); // EXIT_PLAN
+
+typedef struct WaveCost {
+  uint64_t bytes;        // weights and K/V of the wave
+  uint64_t worker_bytes; // of its busiest worker
+  uint32_t tiles;
+  uint32_t op, layer;    // of its first tile
+  double us;             // predicted, barrier included
+} WaveCost;
+
+typedef struct PlanCost {
+  uint32_t opcodes;             // distinct ones
+  uint64_t weight_bytes, kv_bytes;
+  double spread_percent;        // bytes a worker in a weight wave: the largest over the smallest, less 1
+  double floor_ms;              // (weights + K/V) / read_gbs
+  double predicted_ms;
+} PlanCost;
+// At `context` positions, the newest included. wave: [wave_count], or NULL.
+void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave);
+uint64_t tile_bytes(const Plan *p, const Tile *t, uint32_t context); // weights and K/V that it reads
+void plan_explain(const Plan *p, uint32_t context, FILE *f);
+void plan_print_tsv(const Plan *p, uint32_t context, FILE *f);
+//< plan
+
+/*: ## A package
+
+Plan, target and packed weights in one file, so that planning and packing happen once. Without a
+checkpoint it holds only plan and target. The down projections of a fused FFN are cut into the tiles'
+columns, so that every tile's bytes are contiguous; all other matrices are stored in the order of the
+model, un-permuted. :*/
+//> package
+// model and source may be NULL: a plan for a shape alone.
+int package_write(const char *path, const Plan *p, const Model *m, const Source *s, Error *e);
+int package_open(const char *path, Package **out, Error *e); // validates everything; EXIT_INPUT, EXIT_PLAN
+int package_parse(const char *file, const uint8_t *data, size_t size, Package **out, Error *e);
+void package_close(Package *p);
+bool package_magic(const uint8_t *data, size_t size);
+const Plan *package_plan(const Package *p);
+bool package_has_weights(const Package *p);
+int package_model(const Package *p, Model *out, Error *e);
+int package_text(const Package *p, const char *name, Mapping *out); // 1 found, 0 absent; not owned
+//< package
+
+/*: ## The workers :*/
+//> workers
+typedef struct Cpu Cpu;
+
+// Buffers, K/V cache for `context` positions, and min(plan->workers, threads) threads; 0 means
+// cpu_count(). Model and plan must outlive it. EXIT_FAIL, EXIT_PLAN.
+int cpu_open(const Model *m, const Plan *p, uint32_t context, uint32_t threads, Cpu **out, Error *e);
+void cpu_close(Cpu *c);
+// One token at one position, positions in order from 0. With want_logits, lm_head runs too: *next is the
+// largest logit's id, the lowest among ties. EXIT_NUMBER on a non-finite logit.
+int cpu_step(Cpu *c, int32_t token, uint32_t position, bool want_logits, int32_t *next, Error *e);
+const float *cpu_logits(const Cpu *c); // [vocab] of the last step that wanted them
+const char *cpu_isa(void);             // "avx512", "avx2", "c"
+//< workers
+
+/*: ## Seeded checkpoints
+
+Random weights in any known shape, so that every size can be run and timed without a download. :*/
+//> synth
+int synth_write(const Shape *s, const char *folder, uint64_t seed, Error *e);
+//< synth
+
+#endif
