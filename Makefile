@@ -1,7 +1,7 @@
 # `make` alone lists what can be made.
 CC      ?= gcc
 OPT     ?= -O2 -g
-CFLAGS  += -std=gnu11 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+CFLAGS  += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
 LDLIBS  += -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 B       := build
 

@@ -57,8 +57,9 @@ typedef struct Mapping {
   size_t size;         // bytes
 } Mapping;
 
-int map_file(const char *path, Mapping *out, Error *e); // EXIT_INPUT; refuses folders and LFS pointers
-void unmap_file(Mapping *m);                            // safe on a zeroed Mapping
+int map_file(const char *path, Mapping *out,
+             Error *e);      // EXIT_INPUT; refuses folders and LFS pointers
+void unmap_file(Mapping *m); // safe on a zeroed Mapping
 //< mapping
 
 uint64_t hash64(const void *data, size_t bytes, uint64_t seed); // FNV-1a over 64-bit lanes
@@ -100,18 +101,18 @@ typedef enum RopeKind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_FACTORS } Rop
 typedef struct Rope {
   RopeKind kind;
   double theta;
-  double factor;            // linear, llama3
-  double low, high;         // llama3: low_freq_factor, high_freq_factor
-  double original;          // llama3: original_max_position_embeddings
-  const float *factors;     // GGUF's rope_freqs: [head_dim / 2] divisors, or NULL
+  double factor;        // linear, llama3
+  double low, high;     // llama3: low_freq_factor, high_freq_factor
+  double original;      // llama3: original_max_position_embeddings
+  const float *factors; // GGUF's rope_freqs: [head_dim / 2] divisors, or NULL
 } Rope;
 
 typedef struct Shape {
-  char name[48];    // "llama-3.2-1b", or the checkpoint's own name
-  char family[16];  // "llama", "qwen2", "qwen3"
-  int32_t vocab;    // rows of the embedding; no id at or above it exists
-  int32_t hidden;   // width of the residual
-  int32_t inter;    // rows of gate and up
+  char name[48];   // "llama-3.2-1b", or the checkpoint's own name
+  char family[16]; // "llama", "qwen2", "qwen3"
+  int32_t vocab;   // rows of the embedding; no id at or above it exists
+  int32_t hidden;  // width of the residual
+  int32_t inter;   // rows of gate and up
   int32_t layers;
   int32_t heads;    // query heads
   int32_t kv_heads; // K/V heads; heads is a multiple of it
@@ -119,20 +120,22 @@ typedef struct Shape {
   int32_t max_context;
   float rms_eps;
   Rope rope;
-  DType dtype;      // of the matrices, and of the K/V cache
-  bool tied;        // lm_head is the embedding
+  DType dtype; // of the matrices, and of the K/V cache
+  bool tied;   // lm_head is the embedding
   bool qkv_bias, o_bias, mlp_bias;
-  bool qk_norm;     // RMSNorm of every query and key head before RoPE
+  bool qk_norm; // RMSNorm of every query and key head before RoPE
 } Shape;
 
 // Rows of the stacked Q, K and V projections.
-static inline int32_t qkv_rows(const Shape *s) { return (s->heads + 2 * s->kv_heads) * s->head_dim; }
+static inline int32_t qkv_rows(const Shape *s) {
+  return (s->heads + 2 * s->kv_heads) * s->head_dim;
+}
 
-const Shape *shape_find(const char *name);       // a known shape, or NULL
-const char *shape_names(void);                   // all known names, separated by spaces
-uint64_t shape_weight_bytes(const Shape *s);     // bytes of weights that one token must read
-uint64_t shape_stored_bytes(const Shape *s);     // bytes of weights in the checkpoint
-uint64_t shape_kv_bytes(const Shape *s);         // bytes of K/V cache a position
+const Shape *shape_find(const char *name);   // a known shape, or NULL
+const char *shape_names(void);               // all known names, separated by spaces
+uint64_t shape_weight_bytes(const Shape *s); // bytes of weights that one token must read
+uint64_t shape_stored_bytes(const Shape *s); // bytes of weights in the checkpoint
+uint64_t shape_kv_bytes(const Shape *s);     // bytes of K/V cache a position
 int shape_check(const Shape *s, const char *file, Error *e); // every size possible and consistent
 // head_dim / 2 inverse frequencies, scaling applied. out: [head_dim / 2]
 void rope_frequencies(const Shape *s, float *out);
@@ -145,7 +148,7 @@ the rows of Q and K so that RoPE's pairs are neighbours. `matrix_row` undoes it,
 `model.c` can tell which file a model came from. :*/
 //> model
 typedef struct Matrix {
-  const uint8_t *data;   // may be at any alignment
+  const uint8_t *data; // may be at any alignment
   DType dtype;
   int32_t rows, columns;
   int32_t permuted_head; // 0, or the head size within which rows are interleaved
@@ -164,14 +167,14 @@ static inline const uint8_t *matrix_row(const Matrix *m, int32_t r) {
 }
 
 typedef struct Layer {
-  const float *attn_norm, *ffn_norm;       // [hidden]
-  Matrix q, k, v;                          // [heads*head_dim, hidden], [kv_heads*head_dim, hidden] x2
-  const float *q_bias, *k_bias, *v_bias;   // [rows] or NULL
-  const float *q_norm, *k_norm;            // [head_dim] or NULL
-  Matrix o;                                // [hidden, heads*head_dim]
-  const float *o_bias;                     // [hidden] or NULL
-  Matrix gate, up;                         // [inter, hidden]
-  Matrix down;                             // [hidden, inter]
+  const float *attn_norm, *ffn_norm;     // [hidden]
+  Matrix q, k, v;                        // [heads*head_dim, hidden], [kv_heads*head_dim, hidden] x2
+  const float *q_bias, *k_bias, *v_bias; // [rows] or NULL
+  const float *q_norm, *k_norm;          // [head_dim] or NULL
+  Matrix o;                              // [hidden, heads*head_dim]
+  const float *o_bias;                   // [hidden] or NULL
+  Matrix gate, up;                       // [inter, hidden]
+  Matrix down;                           // [hidden, inter]
   const float *gate_bias, *up_bias, *down_bias;
 } Layer;
 
@@ -183,9 +186,9 @@ typedef struct Model {
   Layer *layer;            // [layers]
   int32_t *stop_ids;       // any of these ends a request
   int32_t stop_count;
-  bool down_sliced;        // a package whose down projections are cut to the plan's FFN tiles
-  uint64_t source_hash;    // of the shapes and of the weights' names, sizes and file times
-  void *store;             // what the pointers point into; owned
+  bool down_sliced;     // a package whose down projections are cut to the plan's FFN tiles
+  uint64_t source_hash; // of the shapes and of the weights' names, sizes and file times
+  void *store;          // what the pointers point into; owned
 } Model;
 //< model
 
@@ -200,9 +203,9 @@ typedef struct Package Package;
 
 typedef struct Source {
   SourceKind kind;
-  char *path;        // as the user wrote it
-  Gguf *gguf;        // GGUF, or a package made from one (its header only)
-  Package *package;  // package
+  char *path;       // as the user wrote it
+  Gguf *gguf;       // GGUF, or a package made from one (its header only)
+  Package *package; // package
 } Source;
 
 int source_open(const char *path, Source *out, Error *e); // EXIT_INPUT
@@ -229,7 +232,7 @@ typedef struct Tensor {
   int64_t dim[4];      // outermost first
   const uint8_t *data; // into a mapping; any alignment
   uint64_t bytes;
-  const char *file;    // for messages
+  const char *file; // for messages
 } Tensor;
 
 typedef struct TensorSet {
@@ -237,9 +240,9 @@ typedef struct TensorSet {
   struct TensorEntry {
     char *key;
     int32_t value; // index into list
-  } *by_name;    // stb_ds string map
-  Mapping *maps; // stb_ds array; owned
-  char **files;  // stb_ds array; owned
+  } * by_name;     // stb_ds string map
+  Mapping *maps;   // stb_ds array; owned
+  char **files;    // stb_ds array; owned
 } TensorSet;
 
 const Tensor *tensor_find(const TensorSet *t, const char *name); // or NULL
@@ -251,15 +254,26 @@ int safetensors_parse(const char *file, const uint8_t *data, size_t size, Tensor
 int safetensors_open(const char *folder, TensorSet *out, Error *e);
 
 typedef enum GgufType {
-  GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING,
-  GGUF_ARRAY, GGUF_U64, GGUF_I64, GGUF_F64
+  GGUF_U8,
+  GGUF_I8,
+  GGUF_U16,
+  GGUF_I16,
+  GGUF_U32,
+  GGUF_I32,
+  GGUF_F32,
+  GGUF_BOOL,
+  GGUF_STRING,
+  GGUF_ARRAY,
+  GGUF_U64,
+  GGUF_I64,
+  GGUF_F64
 } GgufType;
 
 typedef struct GgufValue {
   GgufType type;
-  GgufType element;  // of an array
-  uint64_t count;    // of an array; bytes of a string
-  const uint8_t *p;  // little-endian bytes: the scalar, the string, the first element
+  GgufType element; // of an array
+  uint64_t count;   // of an array; bytes of a string
+  const uint8_t *p; // little-endian bytes: the scalar, the string, the first element
 } GgufValue;
 
 // Parses a GGUF file at data[0, size), which must outlive the result. With header_only the tensors'
@@ -267,12 +281,15 @@ typedef struct GgufValue {
 int gguf_parse(const char *file, const uint8_t *data, size_t size, bool header_only, Gguf **out,
                Error *e);
 void gguf_close(Gguf *g);
-const GgufValue *gguf_get(const Gguf *g, const char *key); // or NULL
-bool gguf_int(const Gguf *g, const char *key, int64_t *out);    // any integer type or bool
-bool gguf_float(const Gguf *g, const char *key, double *out);   // any number
+const GgufValue *gguf_get(const Gguf *g, const char *key);    // or NULL
+bool gguf_int(const Gguf *g, const char *key, int64_t *out);  // any integer type or bool
+bool gguf_float(const Gguf *g, const char *key, double *out); // any number
 bool gguf_string(const Gguf *g, const char *key, const char **p, size_t *bytes);
 // Element i of an array of strings. Walks from the start: iterate with gguf_next instead.
-typedef struct GgufStrings { const uint8_t *p; uint64_t left; } GgufStrings;
+typedef struct GgufStrings {
+  const uint8_t *p;
+  uint64_t left;
+} GgufStrings;
 bool gguf_strings(const Gguf *g, const char *key, GgufStrings *it);
 bool gguf_next(GgufStrings *it, const char **p, size_t *bytes);
 const uint8_t *gguf_header(const Gguf *g, size_t *bytes); // what a package keeps
@@ -301,7 +318,7 @@ typedef struct Detokenizer {
   const Tokenizer *tokenizer;
   uint8_t held[8]; // the beginning of a character
   int32_t held_count;
-  bool started;    // SentencePiece drops the space before the first word
+  bool started; // SentencePiece drops the space before the first word
 } Detokenizer;
 // Both append to *out, an stb_ds array.
 void detokenize(Detokenizer *d, int32_t id, char **out);
@@ -314,32 +331,32 @@ int chat_encode(const Tokenizer *t, const char *prompt, size_t bytes, int32_t **
 
 /*: ## A target
 
-What the planner may count on. Written by `tiles probe` for this machine, or read from `targets/*.tsv`
+What the planner may count on. Written by `tiles probe` for this machine, or read from the folder `targets`
 (`key<TAB>value` lines). Zero means unknown, and the planner then assumes the cost away. :*/
 //> target
 typedef enum FfnKind { FFN_AUTO, FFN_FUSED, FFN_SPLIT } FfnKind;
 
 typedef struct Target {
   char name[48];
-  char kind[8];            // "cpu" or "cuda"
-  uint32_t workers;        // blocks that are resident together, or CPU threads
-  uint32_t threads;        // threads a block; 1 on a CPU
-  uint32_t registers;      // a thread, of the compiled worker
-  uint32_t shared_bytes;   // shared memory a block may have
-  uint32_t fused_context;  // up to this context one tile a K/V head does attention in one pass
-  double read_gbs;         // streaming read of all workers, GB/s
-  double worker_gbs;       // streaming read of one worker alone, GB/s
-  double kv_worker_gbs;    // K/V read of one worker in an attention tile, GB/s
-  double barrier_us;       // one barrier with nobody late
-  double ramp_us;          // from a barrier to the full stream and back
-  double attention_us;     // an attention pass over an empty cache
-  FfnKind ffn;             // what the planner shall build
-  char fingerprint[65];    // of the compiled worker; empty where any will do
+  char kind[8];           // "cpu" or "cuda"
+  uint32_t workers;       // blocks that are resident together, or CPU threads
+  uint32_t threads;       // threads a block; 1 on a CPU
+  uint32_t registers;     // a thread, of the compiled worker
+  uint32_t shared_bytes;  // shared memory a block may have
+  uint32_t fused_context; // up to this context one tile a K/V head does attention in one pass
+  double read_gbs;        // streaming read of all workers, GB/s
+  double worker_gbs;      // streaming read of one worker alone, GB/s
+  double kv_worker_gbs;   // K/V read of one worker in an attention tile, GB/s
+  double barrier_us;      // one barrier with nobody late
+  double ramp_us;         // from a barrier to the full stream and back
+  double attention_us;    // an attention pass over an empty cache
+  FfnKind ffn;            // what the planner shall build
+  char fingerprint[65];   // of the compiled worker; empty where any will do
 } Target;
 
 int target_read(const char *name_or_file, Target *out, Error *e); // EXIT_INPUT
 int target_write(const Target *t, FILE *f);                       // 0 or -1
-int target_probe(uint32_t workers, Target *out, Error *e);        // this machine's CPU; 0: all it may use
+int target_probe(uint32_t workers, Target *out, Error *e); // this machine's CPU; 0: all it may use
 uint32_t cpu_count(void); // from the affinity mask and the cgroup's quota, at least 1
 double read_rate(uint32_t threads, size_t bytes, double least_seconds); // GB/s, streaming
 //< target
@@ -373,14 +390,24 @@ new K row (chunk 0 in the fused form). With a single chunk there is only the fus
 wave. :*/
 //> plan
 typedef enum Op {
-  OP_EMBED, OP_QKV, OP_SCORES, OP_VALUES, OP_WO, OP_FFN, OP_FFN_REDUCE, OP_GATE_UP, OP_DOWN,
-  OP_FINAL_NORM, OP_LM_HEAD, OP_COUNT
+  OP_EMBED,
+  OP_QKV,
+  OP_SCORES,
+  OP_VALUES,
+  OP_WO,
+  OP_FFN,
+  OP_FFN_REDUCE,
+  OP_GATE_UP,
+  OP_DOWN,
+  OP_FINAL_NORM,
+  OP_LM_HEAD,
+  OP_COUNT
 } Op;
 const char *op_name(int op); // "embed", …; "?" outside
 
 typedef struct Tile {
   uint16_t op;
-  uint16_t layer;      // 0 for embed, final_norm and lm_head
+  uint16_t layer; // 0 for embed, final_norm and lm_head
   uint32_t wave;
   uint32_t worker;
   uint32_t row0, row1; // half open, never empty
@@ -390,7 +417,7 @@ typedef struct Tile {
 enum { BARRIER_ALWAYS = 0, BARRIER_IF_SPLIT = 1 }; // IF_SPLIT: skipped up to fused_context
 
 typedef struct Plan {
-  Shape shape;            // rope.factors is not kept
+  Shape shape; // rope.factors is not kept
   Target target;
   uint32_t workers;
   uint32_t wave_count;
@@ -414,20 +441,21 @@ typedef struct WaveCost {
   uint64_t bytes;        // weights and K/V of the wave
   uint64_t worker_bytes; // of its busiest worker
   uint32_t tiles;
-  uint32_t op, layer;    // of its first tile
-  double us;             // predicted, barrier included
+  uint32_t op, layer; // of its first tile
+  double us;          // predicted, barrier included
 } WaveCost;
 
 typedef struct PlanCost {
-  uint32_t opcodes;             // distinct ones
+  uint32_t opcodes; // distinct ones
   uint64_t weight_bytes, kv_bytes;
-  double spread_percent;        // bytes a worker in a weight wave: the largest over the smallest, less 1
-  double floor_ms;              // (weights + K/V) / read_gbs
+  double spread_percent; // bytes a worker in a weight wave: the largest over the smallest, less 1
+  double floor_ms;       // (weights + K/V) / read_gbs
   double predicted_ms;
 } PlanCost;
 // At `context` positions, the newest included. wave: [wave_count], or NULL.
 void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave);
-uint64_t tile_bytes(const Plan *p, const Tile *t, uint32_t context); // weights and K/V that it reads
+uint64_t tile_bytes(const Plan *p, const Tile *t,
+                    uint32_t context); // weights and K/V that it reads
 void plan_explain(const Plan *p, uint32_t context, FILE *f);
 void plan_print_tsv(const Plan *p, uint32_t context, FILE *f);
 //< plan
@@ -441,7 +469,8 @@ model, un-permuted. :*/
 //> package
 // model and source may be NULL: a plan for a shape alone.
 int package_write(const char *path, const Plan *p, const Model *m, const Source *s, Error *e);
-int package_open(const char *path, Package **out, Error *e); // validates everything; EXIT_INPUT, EXIT_PLAN
+int package_open(const char *path, Package **out,
+                 Error *e); // validates everything; EXIT_INPUT, EXIT_PLAN
 int package_parse(const char *file, const uint8_t *data, size_t size, Package **out, Error *e);
 void package_close(Package *p);
 bool package_magic(const uint8_t *data, size_t size);
@@ -457,7 +486,8 @@ typedef struct Cpu Cpu;
 
 // Buffers, K/V cache for `context` positions, and min(plan->workers, threads) threads; 0 means
 // cpu_count(). Model and plan must outlive it. EXIT_FAIL, EXIT_PLAN.
-int cpu_open(const Model *m, const Plan *p, uint32_t context, uint32_t threads, Cpu **out, Error *e);
+int cpu_open(const Model *m, const Plan *p, uint32_t context, uint32_t threads, Cpu **out,
+             Error *e);
 void cpu_close(Cpu *c);
 // One token at one position, positions in order from 0. With want_logits, lm_head runs too: *next is the
 // largest logit's id, the lowest among ties. EXIT_NUMBER on a non-finite logit.
