@@ -13,6 +13,7 @@ the thing under test is to blame. :*/
 #include <stdint.h>
 
 #include <cmocka.h>
+#undef fail // ours has arguments; tests use fail_msg
 
 #include <errno.h>
 #include <fcntl.h>
