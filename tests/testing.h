@@ -13,7 +13,16 @@ the thing under test is to blame. :*/
 #include <stdint.h>
 
 #include <cmocka.h>
-#undef fail // ours has arguments; tests use fail_msg
+
+// cmocka's `fail()` gives way to ours, which has arguments; tests end with fail_msg.
+#undef fail
+#undef fail_msg
+#define fail_msg(...)                                                                              \
+  do {                                                                                             \
+    print_error("ERROR: " __VA_ARGS__);                                                            \
+    print_error("\n");                                                                             \
+    _fail(__FILE__, __LINE__);                                                                     \
+  } while (0)
 
 #include <errno.h>
 #include <fcntl.h>
