@@ -1,35 +1,101 @@
-# `make` alone lists what can be made.
-CC      ?= gcc
-OPT     ?= -O2 -g
-CFLAGS  += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
-LDLIBS  += -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
-B       := build
+# The build, in the order of a reader's needs: `make run`, `make test`, then the parts of both.
+# C11, every warning an error. One mechanism builds every variant: B is the folder of the objects, OPT
+# is what makes that variant different. `make B=build/asan OPT='-O1 -g -fsanitize=address' tests`
+# leaves the release build alone.
 
-LIBSRC  := $(filter-out tiles.c,$(wildcard *.c))
-LIBOBJ  := $(LIBSRC:%.c=$(B)/%.o)
+B      ?= build
+OPT    ?= -O2 -g
+CFLAGS += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
+          -Wvla -Werror
+LDLIBS += -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 
+MODEL  ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
+PROMPT ?= What is gravity?
+TOKENS ?= 128
+FUZZ_SECONDS ?= 60
+export MODEL PROMPT TOKENS FUZZ_SECONDS
+
+#> make-help
 help:
-	@echo 'make run     answer a prompt with a small real model (fetches it once)'
-	@echo 'make test    everything that CI runs'
+	@echo 'make run     answer a prompt with a small real model, fetched once; PROMPT="..." asks another'
+	@echo 'make test    everything that CI runs: tests, sanitizers, lint, $(FUZZ_SECONDS) s of fuzzing a parser'
 	@echo 'make tiles   the program alone'
+	@echo 'make check   the tests of the release build alone: seconds, not minutes'
+	@echo 'make lint    formatting and static analysis'
+	@echo 'make fuzz    every fuzz harness for FUZZ_SECONDS each'
+	@echo 'make asan    the tests under the address and undefined-behaviour sanitizers'
+	@echo 'make tsan    the tests with threads under the thread sanitizer'
+	@echo 'make clean   remove what was built; models stay'
+#< make-help
+
+#> make-run
+run:
+	@sh tests/setup.sh install run
+	@$(MAKE) --no-print-directory tiles
+	@[ -e "$$MODEL" ] || sh tests/fetch_model.sh
+	./tiles run "$$MODEL" --chat -n "$$TOKENS" -p "$$PROMPT"
+
+test:
+	@sh tests/setup.sh install test
+	@bash tests/run.sh
+#< make-run
+
+#> make-objects
+SOURCES := $(wildcard *.c)
+OBJECTS := $(SOURCES:%.c=$(B)/%.o)
+LIBRARY := $(filter-out $(B)/tiles.o,$(OBJECTS))
 
 tiles: $(B)/tiles
 	@ln -sf $(B)/tiles tiles
 
-$(B)/tiles: $(B)/tiles.o $(LIBOBJ)
+$(B)/tiles: $(OBJECTS)
 	$(CC) $(OPT) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
-$(B)/%.o: %.c tiles.h | $(B)
-	$(CC) $(OPT) $(CFLAGS) -c -o $@ $<
+# The compiler itself writes down which headers an object depends on.
+$(B)/%.o: %.c | $(B)/ready
+	$(CC) $(OPT) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-# tests/test_X.c is one cmocka program; it links every library object.
-$(B)/test_%: tests/test_%.c $(wildcard tests/*.h) tiles.h $(LIBOBJ)
-	$(CC) $(OPT) $(CFLAGS) -I. -o $@ $< $(LIBOBJ) $(LDLIBS) -lcmocka
+$(B)/%.o: tests/%.c | $(B)/ready
+	$(CC) $(OPT) $(CFLAGS) -I. -MMD -MP -c -o $@ $<
 
-$(B):
-	mkdir -p $@
+$(B)/ready: tests/setup.sh
+	@sh tests/setup.sh check build
+	@mkdir -p $(B) && touch $@
+
+-include $(wildcard $(B)/*.d)
+#< make-objects
+
+#> make-tests
+# tests/test_X.c is one cmocka program and tests/make_X.c a helper of the shell tests; each links
+# every library object. Tests that start threads are those that open the workers.
+TESTS    := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/test_*.c))
+HELPERS  := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/make_*.c))
+THREADED := $(patsubst tests/%.c,$(B)/%,$(shell grep -slE 'cpu_open|pthread_create' tests/test_*.c))
+
+tests: $(TESTS) $(HELPERS)
+threaded-tests: $(THREADED)
+
+$(TESTS) $(HELPERS): $(B)/%: $(B)/%.o $(LIBRARY)
+	$(CC) $(OPT) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
+check asan tsan lint fuzz:
+	@sh tests/setup.sh install test
+	@bash tests/run.sh $@
+#< make-tests
+
+#> make-fuzz
+# tests/fuzz_X.c is one libFuzzer harness; clang only, in a build folder of its own.
+FUZZERS := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/fuzz_*.c))
+
+fuzzers: $(FUZZERS)
+
+$(FUZZERS): $(B)/%: $(B)/%.o $(LIBRARY)
+	$(CC) $(OPT) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LDLIBS)
+#< make-fuzz
 
 clean:
-	rm -rf $(B) tiles
+	rm -rf build tiles
 
-.PHONY: help tiles clean
+.PHONY: help run test tests threaded-tests check asan tsan lint fuzz fuzzers clean
+# Objects of tests are kept: they are intermediate for make, not for us.
+.SECONDARY:
