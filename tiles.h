@@ -189,7 +189,10 @@ typedef struct Model {
   bool down_sliced;     // a package whose down projections are cut to the plan's FFN tiles
   uint64_t source_hash; // of the shapes and of the weights' names, sizes and file times
   void *store;          // what the pointers point into; owned
-} Model;
+} Model;                // layer and stop_ids come from malloc; model_close frees all
+
+// `bytes` of zeros, aligned to 64, that live as long as the model; NULL when memory is out.
+void *model_keep(Model *m, size_t bytes);
 //< model
 
 /*: A **source** is what the user pointed at: a Hugging Face folder, a GGUF file, or a package made by
@@ -206,6 +209,7 @@ typedef struct Source {
   char *path;       // as the user wrote it
   Gguf *gguf;       // GGUF, or a package made from one (its header only)
   Package *package; // package
+  Mapping map;      // GGUF: the file; models made from it point into it
 } Source;
 
 int source_open(const char *path, Source *out, Error *e); // EXIT_INPUT
@@ -216,8 +220,17 @@ void source_close(Source *s);
 int source_text(const Source *s, const char *name, Mapping *out, Error *e);
 void source_text_free(const Source *s, Mapping *m);
 
+// A model of a GGUF file or a package points into the source, which must outlive it.
 int model_open(const Source *s, Model *out, Error *e); // EXIT_INPUT
 void model_close(Model *m);
+
+// JSON text to a tree (cJSON_Delete it), or NULL: nothing but white space may follow the value.
+struct cJSON;
+struct cJSON *json_parse(const char *file, const void *text, size_t bytes, Error *e);
+// config.json to a shape and its stop ids, appended to *stop_ids, an stb_ds array. Only the weights can
+// tell dtype, name, and, where the config is silent (0), kv_heads.
+int config_parse(const char *file, const void *text, size_t bytes, Shape *out, int32_t **stop_ids,
+                 Error *e);
 //< source
 
 /*: ### Tensors by name
@@ -477,7 +490,8 @@ bool package_magic(const uint8_t *data, size_t size);
 const Plan *package_plan(const Package *p);
 bool package_has_weights(const Package *p);
 int package_model(const Package *p, Model *out, Error *e);
-int package_text(const Package *p, const char *name, Mapping *out); // 1 found, 0 absent; not owned
+// 1 found, 0 absent; not owned. A package made from a GGUF file keeps its header as "header.gguf".
+int package_text(const Package *p, const char *name, Mapping *out);
 //< package
 
 /*: ## The workers :*/
