@@ -449,6 +449,9 @@ void plan_free(Plan *p);
 int plan_index(Plan *p, Error *e); // (re)derives first[]; checks the order and the workers only
 // Every rule, with the tile and the rule named. The one gate before a plan is run.
 int plan_validate(const Plan *p, Error *e); // EXIT_PLAN
+// Its first step, on the header alone: shape, target and counts. What passes cannot overflow anything.
+int plan_sizes(const Plan *p, Error *e); // EXIT_PLAN
+enum { PLAN_MAX_WORKERS = 1 << 16, PLAN_MAX_CHUNKS = 64, PLAN_MAX_TILES = 1 << 22 };
 
 typedef struct WaveCost {
   uint64_t bytes;        // weights and K/V of the wave
@@ -492,6 +495,9 @@ bool package_has_weights(const Package *p);
 int package_model(const Package *p, Model *out, Error *e);
 // 1 found, 0 absent; not owned. A package made from a GGUF file keeps its header as "header.gguf".
 int package_text(const Package *p, const char *name, Mapping *out);
+uint64_t package_source_hash(const Package *p); // Model.source_hash of what it was made from, or 0
+// Reads every weight and compares its hash. Opening does not: it must not read gigabytes.
+int package_verify(const Package *p, Error *e); // EXIT_INPUT
 //< package
 
 /*: ## The workers :*/
