@@ -1,0 +1,532 @@
+/*: # The plan
+
+A token of a decoder is a list of matrix-vector products with nothing to decide in it: the same rows,
+in the same order, for every token. So we decide once. The planner cuts every step into tiles, gives
+each tile to a worker, and writes down where all workers must wait for each other. At run time a worker
+reads its own list from the top to the bottom, and no code anywhere asks what to do next.
+
+What makes a plan good follows from one fact: a token takes the time in which its bytes can be read.
+Workers share the memory's bandwidth, and a barrier releases nobody before the last one arrives, so
+between two barriers every worker should read the same number of **bytes**. Rows of one matrix are all
+equally long; to balance bytes, we balance rows. :*/
+#include "tiles.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+//> op_name
+const char *op_name(int op) {
+  static const char *const name[OP_COUNT] = {"embed", "qkv",        "scores",     "values",
+                                             "wo",    "ffn",        "ffn_reduce", "gate_up",
+                                             "down",  "final_norm", "lm_head"};
+  return op >= 0 && op < OP_COUNT ? name[op] : "?";
+}
+//< op_name
+
+/*: ## Cutting rows
+
+Worker `i` of `W` gets the rows from `(i·rows + phase) / W` to `((i+1)·rows + phase) / W`, rounded down.
+Every worker has `rows / W` of them or one more, and the pieces meet without a gap, because one piece
+ends with the very expression that the next begins with. With fewer rows than workers the same
+expression leaves some workers without a row; they get no tile, since a tile is never empty.
+
+`phase`, from 0 to `W - 1`, decides *which* workers have the extra row. Were it always 0, the same
+workers would read one row more in every layer. So it moves on by `rows` from one wave of an opcode to the next
+(modulo `W`), as if the layers' rows were one long tape cut without starting over. Over any number of
+layers, no two workers then differ by more than one row of that opcode. Each opcode starts at a
+phase of its own, so that the extra rows of one wave do not fall on the workers of the wave before. :*/
+//> split_rows
+typedef struct Builder {
+  Plan *p;
+  Tile *tile; // in the order of the waves
+  uint32_t count, wave;
+  uint32_t phase[OP_COUNT];
+} Builder;
+
+// Adds one wave: `rows` output rows of an opcode, at most one tile a worker. With `numbered`, tile n of
+// the wave gets part n. Returns the number of tiles.
+static uint32_t split_rows(Builder *b, Op op, uint32_t layer, uint32_t rows, bool numbered) {
+  uint64_t workers = b->p->workers, phase = b->phase[op];
+  uint32_t n = 0;
+  for (uint64_t w = 0; w < workers; w++) {
+    uint32_t row0 = (uint32_t)((w * rows + phase) / workers);
+    uint32_t row1 = (uint32_t)(((w + 1) * rows + phase) / workers);
+    if (row0 == row1) continue;
+    b->tile[b->count++] = (Tile){.op = (uint16_t)op,
+                                 .layer = (uint16_t)layer,
+                                 .wave = b->wave,
+                                 .worker = (uint32_t)w,
+                                 .row0 = row0,
+                                 .row1 = row1,
+                                 .part = numbered ? n : 0};
+    n++;
+  }
+  b->phase[op] = (uint32_t)((phase + rows) % workers);
+  b->p->barrier[b->wave++] = BARRIER_ALWAYS;
+  return n;
+}
+//< split_rows
+
+/*: ## Cutting attention
+
+A K/V head is one unit of attention: the query heads that share it read the same keys and values, so one
+tile serves them all and the cache is read once. Grouped-query attention leaves few such heads, eight in
+Llama 3.2 1B, and a card has more workers than that. A long context is therefore also cut along its
+positions, into **chunks**; every chunk yields a partial result, and the next wave merges them.
+
+How many chunks? Each more gives work to more workers, and costs one more partial that every `wo` tile
+must read and merge. With `W` workers and `H` heads we start at `W / H`, the most that still gives a worker no
+more than one tile. Where that leaves more than a fifth of the workers' time idle (three heads on two
+workers: two rounds, and in the second one worker waits), we take the first larger count
+that does not. Twenty workers and eight heads give two chunks; 132 workers give sixteen. :*/
+//> choose_chunks
+static uint32_t choose_chunks(uint32_t workers, uint32_t heads) {
+  uint32_t start = workers / heads;
+  if (start < 1) start = 1;
+  if (start > PLAN_MAX_CHUNKS) start = PLAN_MAX_CHUNKS;
+  uint32_t best = start;
+  double least = 1;
+  for (uint32_t c = start; c <= PLAN_MAX_CHUNKS; c++) {
+    uint64_t tiles = (uint64_t)heads * c, rounds = (tiles + workers - 1) / workers;
+    double idle = 1 - (double)tiles / (double)(rounds * workers);
+    if (idle <= 0.2) return c;
+    if (idle < least) {
+      least = idle;
+      best = c;
+    }
+  }
+  return best; // no count reaches a fifth: the best there is
+}
+//< choose_chunks
+
+/*: Tiles are dealt to the workers chunk by chunk, the heads of chunk 0 first. A short context is served by
+the tiles of chunk 0 alone, and dealt this way they lie on different workers. The same worker gets the
+same head and chunk in both waves and in all layers, so that what it read of the cache stays its own. :*/
+//> deal_heads
+static void deal_heads(Builder *b, Op op, uint32_t layer, uint32_t barrier) {
+  uint32_t heads = (uint32_t)b->p->shape.kv_heads;
+  for (uint32_t chunk = 0; chunk < b->p->chunks; chunk++)
+    for (uint32_t h = 0; h < heads; h++)
+      b->tile[b->count++] = (Tile){.op = (uint16_t)op,
+                                   .layer = (uint16_t)layer,
+                                   .wave = b->wave,
+                                   .worker = (chunk * heads + h) % b->p->workers,
+                                   .row0 = h,
+                                   .row1 = h + 1,
+                                   .part = chunk};
+  b->p->barrier[b->wave++] = barrier;
+}
+//< deal_heads
+
+/*: ## The MLP, two ways
+
+The MLP is five sixths of a layer's bytes, and there are two ways to cut it. **Fused**: a tile owns some
+intermediate rows, computes its piece of the activation, and at once multiplies it by the matching *columns* of the down
+projection. That gives a partial sum for every output, and `ffn_reduce` adds the partials up. No barrier
+separates up from down, but the columns must have been packed so that a tile's bytes lie together. **Split**: `gate_up` computes the
+whole activation, and after a barrier `down` reads whole rows of its matrix, as they lie in the checkpoint.
+
+Both ways take two waves. On a GPU, which copies the weights anyway, the planner fuses. On a CPU the
+weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short pieces a
+row apart, so it splits. A target may ask for either. :*/
+//> choose_ffn
+static bool choose_fused_ffn(const Target *t) {
+  if (t->ffn != FFN_AUTO) return t->ffn == FFN_FUSED;
+  return strcmp(t->kind, "cpu") != 0;
+}
+//< choose_ffn
+
+/*: ## One token, wave by wave
+
+Everything above meets here. The function below is the whole schedule of a token: read it from top to
+bottom and you have seen every wave. :*/
+//> build_waves
+static void build_waves(Builder *b, bool fused) {
+  Plan *p = b->p;
+  const Shape *s = &p->shape;
+  uint32_t hidden = (uint32_t)s->hidden, inter = (uint32_t)s->inter;
+
+  split_rows(b, OP_EMBED, 0, hidden, false);
+  for (uint32_t l = 0; l < (uint32_t)s->layers; l++) {
+    split_rows(b, OP_QKV, l, (uint32_t)qkv_rows(s), false);
+    if (p->chunks > 1) {
+      deal_heads(b, OP_SCORES, l, BARRIER_IF_SPLIT);
+      deal_heads(b, OP_VALUES, l, BARRIER_ALWAYS);
+    } else deal_heads(b, OP_SCORES, l, BARRIER_ALWAYS);
+    split_rows(b, OP_WO, l, hidden, false);
+    if (fused) {
+      p->ffn_parts = split_rows(b, OP_FFN, l, inter, true);
+      split_rows(b, OP_FFN_REDUCE, l, hidden, false);
+    } else {
+      split_rows(b, OP_GATE_UP, l, inter, false);
+      split_rows(b, OP_DOWN, l, hidden, false);
+    }
+  }
+  split_rows(b, OP_FINAL_NORM, 0, hidden, false);
+  p->slots = split_rows(b, OP_LM_HEAD, 0, (uint32_t)s->vocab, true);
+}
+//< build_waves
+
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+// Tiles of the whole plan: what build_waves will add.
+static uint64_t count_tiles(const Plan *p) {
+  const Shape *s = &p->shape;
+  uint64_t w = p->workers, hidden = least((uint64_t)s->hidden, w);
+  uint64_t attention = (uint64_t)s->kv_heads * p->chunks * (p->chunks > 1 ? 2 : 1);
+  uint64_t layer =
+      least((uint64_t)qkv_rows(s), w) + attention + hidden + least((uint64_t)s->inter, w) + hidden;
+  return hidden + (uint64_t)s->layers * layer + hidden + least((uint64_t)s->vocab, w);
+}
+
+/*: The waves are built in order; a worker wants its own tiles in one piece. A counting sort by worker turns
+one order into the other, and because it is stable, each worker's tiles stay in the order of the waves. :*/
+//> plan_make
+int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
+  *out = (Plan){.shape = *s, .target = *t, .workers = t->workers};
+  out->shape.rope.factors = NULL;
+  // Stand-ins for the counts that depend on the cut, so that the header can be checked first.
+  out->chunks = out->slots = out->wave_count = out->tile_count = 1;
+  out->fused_context = UINT32_MAX;
+  if (plan_sizes(out, e) != 0) return -1;
+
+  out->chunks = choose_chunks(out->workers, (uint32_t)s->kv_heads);
+  // A context above fused_context has at least one position for each chunk.
+  if (out->chunks > 1) {
+    out->fused_context = t->fused_context;
+    if (out->fused_context < out->chunks - 1) out->fused_context = out->chunks - 1;
+  }
+  out->wave_count = 3 + (uint32_t)s->layers * (out->chunks > 1 ? 6 : 5);
+  uint64_t count = count_tiles(out);
+  if (count > PLAN_MAX_TILES)
+    return fail(e, EXIT_PLAN, "plan: rule \"sizes\": %llu tiles; at most %d", // too many workers
+                (unsigned long long)count, PLAN_MAX_TILES);
+  out->tile_count = (uint32_t)count;
+
+  Builder b = {.p = out, .tile = malloc(count * sizeof(Tile))};
+  out->tile = malloc(count * sizeof(Tile));
+  out->barrier = malloc(out->wave_count * sizeof *out->barrier);
+  uint32_t *next = calloc((size_t)out->workers + 1, sizeof *next);
+  if (!b.tile || !out->tile || !out->barrier || !next) {
+    free(b.tile);
+    free(next);
+    plan_free(out);
+    return fail(e, EXIT_FAIL, "plan: out of memory for %llu tiles", (unsigned long long)count);
+  }
+  for (uint32_t op = 0; op < OP_COUNT; op++)
+    b.phase[op] = (uint32_t)((uint64_t)op * out->workers / OP_COUNT);
+  build_waves(&b, choose_fused_ffn(t));
+
+  for (uint32_t i = 0; i < b.count; i++) next[b.tile[i].worker + 1]++;
+  for (uint32_t w = 0; w < out->workers; w++) next[w + 1] += next[w];
+  for (uint32_t i = 0; i < b.count; i++) out->tile[next[b.tile[i].worker]++] = b.tile[i];
+  free(b.tile);
+  free(next);
+
+  if (plan_index(out, e) != 0 || plan_validate(out, e) != 0) {
+    plan_free(out);
+    return -1;
+  }
+  return 0;
+}
+
+void plan_free(Plan *p) {
+  free(p->barrier);
+  free(p->tile);
+  free(p->first);
+  *p = (Plan){0};
+}
+//< plan_make
+
+//> plan_index
+int plan_index(Plan *p, Error *e) {
+  uint32_t *first = calloc((size_t)p->workers + 1, sizeof *first);
+  if (!first) return fail(e, EXIT_FAIL, "plan: out of memory for %u workers", p->workers);
+  for (uint32_t i = 0; i < p->tile_count; i++) {
+    const Tile *t = &p->tile[i];
+    if (t->worker >= p->workers) {
+      free(first);
+      return fail(e, EXIT_PLAN, "plan: tile %u: rule \"grid\": worker %u of %u", i, t->worker,
+                  p->workers);
+    }
+    if (i && (t[-1].worker > t->worker || (t[-1].worker == t->worker && t[-1].wave > t->wave))) {
+      free(first);
+      return fail(e, EXIT_PLAN,
+                  "plan: tile %u: rule \"order\": worker %u wave %u after worker %u wave %u", i,
+                  t->worker, t->wave, t[-1].worker, t[-1].wave);
+    }
+    first[t->worker + 1]++;
+  }
+  for (uint32_t w = 0; w < p->workers; w++) first[w + 1] += first[w];
+  free(p->first);
+  p->first = first;
+  return 0;
+}
+//< plan_index
+
+/*: ## What a tile reads
+
+Only bytes that must come from memory count: matrices and the K/V cache. Norms, biases and activations
+are a few kilobytes that every worker reads again out of a cache. :*/
+//> tile_bytes
+// Positions of chunk c of C at a context of n: [n*c/C, n*(c+1)/C).
+static uint64_t chunk_positions(uint64_t n, uint64_t c, uint64_t chunks) {
+  return n * (c + 1) / chunks - n * c / chunks;
+}
+
+uint64_t tile_bytes(const Plan *p, const Tile *t, uint32_t context) {
+  const Shape *s = &p->shape;
+  uint64_t size = dtype_size(s->dtype), rows = t->row1 - t->row0;
+  uint64_t hidden = (uint64_t)s->hidden, head = (uint64_t)s->head_dim;
+  bool split = context > p->fused_context;
+  switch (t->op) {
+  case OP_EMBED: return rows * size; // its columns of one row
+  case OP_QKV: return rows * hidden * size;
+  case OP_SCORES: // keys; in the fused form chunk 0 reads keys and values of all positions
+    if (!split) return t->part ? 0 : 2 * rows * context * head * size;
+    return rows * chunk_positions(context, t->part, p->chunks) * head * size;
+  case OP_VALUES:
+    return split ? rows * chunk_positions(context, t->part, p->chunks) * head * size : 0;
+  case OP_WO: return rows * (uint64_t)s->heads * head * size;
+  case OP_FFN: return 3 * rows * hidden * size; // gate and up rows, down columns
+  case OP_GATE_UP: return 2 * rows * hidden * size;
+  case OP_DOWN: return rows * (uint64_t)s->inter * size;
+  case OP_LM_HEAD: return rows * hidden * size;
+  default: return 0;
+  }
+}
+//< tile_bytes
+
+/*: ## What it will cost
+
+A plan can be priced before it has ever run. The **floor** is every byte that the token must read, divided by the
+rate at which all workers together can read. The prediction adds what a schedule of waves pays on top:
+
+- A worker reads at its share of the memory's bandwidth or at its own top speed, whichever is less, and
+  the wave takes as long as its busiest worker.
+- A wave that streams weights starts from standstill and ends when the last worker is done: `ramp_us`.
+- Attention reads the cache more slowly than weights are streamed (`kv_worker_gbs`), and one pass costs
+  `attention_us` even over an empty cache.
+- Every barrier that is not skipped costs `barrier_us`.
+
+A number that the target does not know is zero, and its cost is assumed away. :*/
+//> plan_cost
+static bool streams_weights(int op) {
+  return op == OP_QKV || op == OP_WO || op == OP_FFN || op == OP_GATE_UP || op == OP_DOWN ||
+         op == OP_LM_HEAD;
+}
+
+// Microseconds in which `active` workers, the busiest with `bytes`, read at no more than `own` GB/s each.
+static double reading_us(const Target *t, double own, uint64_t bytes, uint32_t active) {
+  double rate = t->read_gbs / (active ? active : 1);
+  if (own > 0 && (own < rate || rate <= 0)) rate = own;
+  return rate > 0 ? (double)bytes / (rate * 1e3) : 0;
+}
+
+typedef struct WaveSum {
+  WaveCost cost;
+  uint64_t least; // bytes of the least busy worker that has a tile
+  uint32_t active;
+} WaveSum;
+
+// A worker's tiles of one wave are neighbours; `bytes` is their sum.
+static void add_worker(WaveSum *w, const Tile *t, uint64_t bytes) {
+  if (w->cost.tiles == 0) w->cost.op = t->op, w->cost.layer = t->layer;
+  w->cost.bytes += bytes;
+  if (bytes > w->cost.worker_bytes) w->cost.worker_bytes = bytes;
+  if (w->active == 0 || bytes < w->least) w->least = bytes;
+  w->active += bytes > 0;
+}
+
+void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave) {
+  *out = (PlanCost){0};
+  const Target *t = &p->target;
+  out->weight_bytes = shape_weight_bytes(&p->shape);
+  out->kv_bytes = context * shape_kv_bytes(&p->shape);
+  if (t->read_gbs > 0)
+    out->floor_ms = (double)(out->weight_bytes + out->kv_bytes) / (t->read_gbs * 1e6);
+
+  WaveSum *sum = calloc(p->wave_count, sizeof *sum);
+  if (!sum) { // costs are advice; without memory there is none
+    if (wave) memset(wave, 0, p->wave_count * sizeof *wave);
+    return;
+  }
+  bool seen[OP_COUNT] = {false};
+  for (uint32_t i = 0, j; i < p->tile_count; i = j) {
+    const Tile *first = &p->tile[i];
+    uint64_t bytes = 0;
+    for (j = i;
+         j < p->tile_count && p->tile[j].worker == first->worker && p->tile[j].wave == first->wave;
+         j++) {
+      bytes += tile_bytes(p, &p->tile[j], context);
+      seen[p->tile[j].op] = true;
+    }
+    add_worker(&sum[first->wave], first, bytes);
+    sum[first->wave].cost.tiles += j - i;
+  }
+  for (int op = 0; op < OP_COUNT; op++) out->opcodes += seen[op];
+
+  bool split = context > p->fused_context;
+  double total = 0;
+  for (uint32_t w = 0; w < p->wave_count; w++) {
+    WaveCost *c = &sum[w].cost;
+    bool attention = c->op == OP_SCORES || c->op == OP_VALUES;
+    c->us =
+        reading_us(t, attention ? t->kv_worker_gbs : t->worker_gbs, c->worker_bytes, sum[w].active);
+    if (c->op == OP_SCORES) c->us += t->attention_us;
+    if (streams_weights((int)c->op)) {
+      c->us += t->ramp_us;
+      double spread = 100 * ((double)c->worker_bytes / (double)sum[w].least - 1);
+      if (spread > out->spread_percent) out->spread_percent = spread;
+    }
+    if (p->barrier[w] == BARRIER_ALWAYS || split) c->us += t->barrier_us;
+    total += c->us;
+    if (wave) wave[w] = *c;
+  }
+  out->predicted_ms = total / 1e3;
+  free(sum);
+}
+//< plan_cost
+
+/*: ## Telling it
+
+`--tsv` is for programs: one key and one value a line. `--explain` is for people, and fits on a screen. :*/
+//> plan_print_tsv
+static const char *ffn_word(const Plan *p) { return p->ffn_parts ? "fused" : "split"; }
+
+void plan_print_tsv(const Plan *p, uint32_t context, FILE *f) {
+  PlanCost c;
+  plan_cost(p, context, &c, NULL);
+  fprintf(f, "shape\t%s\n", p->shape.name);
+  fprintf(f, "target\t%s\n", p->target.name);
+  fprintf(f, "workers\t%u\n", p->workers);
+  fprintf(f, "tiles\t%u\n", p->tile_count);
+  fprintf(f, "waves\t%u\n", p->wave_count);
+  fprintf(f, "opcodes\t%u\n", c.opcodes);
+  fprintf(f, "chunks\t%u\n", p->chunks);
+  fprintf(f, "fused_context\t%u\n", p->fused_context);
+  fprintf(f, "ffn\t%s\n", ffn_word(p));
+  fprintf(f, "context\t%u\n", context);
+  fprintf(f, "weight_bytes\t%llu\n", (unsigned long long)c.weight_bytes);
+  fprintf(f, "kv_bytes_per_position\t%llu\n", (unsigned long long)shape_kv_bytes(&p->shape));
+  fprintf(f, "worker_bytes_spread_percent\t%.2f\n", c.spread_percent);
+  fprintf(f, "floor_ms\t%.2f\n", c.floor_ms);
+  fprintf(f, "predicted_ms\t%.2f\n", c.predicted_ms);
+}
+//< plan_print_tsv
+
+//> plan_explain
+typedef struct Digits {
+  char s[32];
+} Digits;
+
+// 2471628800 as 2,471,628,800.
+static Digits digits(uint64_t n) {
+  char plain[24];
+  int length = snprintf(plain, sizeof plain, "%llu", (unsigned long long)n), k = 0;
+  Digits out;
+  for (int i = 0; i < length; i++) {
+    if (i && (length - i) % 3 == 0) out.s[k++] = ',';
+    out.s[k++] = plain[i];
+  }
+  out.s[k] = 0;
+  return out;
+}
+
+static void explain_wave(const Plan *p, uint32_t wave, const WaveCost *c, uint32_t context,
+                         FILE *f) {
+  uint32_t least_rows = UINT32_MAX, most_rows = 0;
+  for (uint32_t i = 0; i < p->tile_count; i++) {
+    if (p->tile[i].wave != wave) continue;
+    uint32_t rows = p->tile[i].row1 - p->tile[i].row0;
+    if (rows < least_rows) least_rows = rows;
+    if (rows > most_rows) most_rows = rows;
+  }
+  char rows[32];
+  if (least_rows == most_rows) snprintf(rows, sizeof rows, "%u", most_rows);
+  else snprintf(rows, sizeof rows, "%u or %u", least_rows, most_rows);
+  bool skipped = p->barrier[wave] == BARRIER_IF_SPLIT && context <= p->fused_context;
+  fprintf(f, "  %-11s%7u%18s%16s%15s%11.1f%s\n", op_name((int)c->op), c->tiles, rows,
+          digits(c->worker_bytes).s, digits(c->bytes).s, c->us, skipped ? "  no barrier" : "");
+}
+
+static void explain_choices(const Plan *p, FILE *f) {
+  uint32_t heads = (uint32_t)p->shape.kv_heads, tiles = heads * p->chunks;
+  uint32_t rounds = (tiles + p->workers - 1) / p->workers;
+  double idle = 100 * (1 - (double)tiles / ((double)rounds * p->workers));
+  fprintf(f,
+          "chunks: %u. %u K/V heads x %u = %u attention tiles on %u workers, %u %s, %.0f%% idle", //
+          p->chunks, heads, p->chunks, tiles, p->workers, rounds, rounds == 1 ? "round" : "rounds",
+          idle);
+  if (p->chunks == 1)
+    fprintf(f, ";\n  attention is always one pass, so a layer has no values wave.\n");
+  else
+    fprintf(f,
+            ";\n  up to %s positions %u tiles do attention in one pass, and the barrier "
+            "after scores is skipped.\n",
+            digits(p->fused_context).s, heads);
+  if (p->ffn_parts)
+    fprintf(f, "FFN: fused. No barrier between up and down; %u partial sums, added in order.\n",
+            p->ffn_parts);
+  else
+    fprintf(f, "FFN: split. The down projection is read in whole rows, as the checkpoint has "
+               "them.\n");
+}
+
+void plan_explain(const Plan *p, uint32_t context, FILE *f) {
+  const Shape *s = &p->shape;
+  const Target *t = &p->target;
+  WaveCost *wave = calloc(p->wave_count, sizeof *wave);
+  if (!wave) {
+    fprintf(f, "out of memory\n");
+    return;
+  }
+  PlanCost cost;
+  plan_cost(p, context, &cost, wave);
+
+  fprintf(f, "%s on %s: %s tiles in %u waves on %u workers\n\n", s->name, t->name,
+          digits(p->tile_count).s, p->wave_count, p->workers);
+  fprintf(f, "%d layers, hidden %d, FFN %d, %d heads of %d over %d K/V heads, vocab %d, %s\n",
+          s->layers, s->hidden, s->inter, s->heads, s->head_dim, s->kv_heads, s->vocab,
+          dtype_name(s->dtype));
+  fprintf(f, "a token reads %s bytes of weights", digits(cost.weight_bytes).s);
+  fprintf(f, ", and %s of K/V at context %s", digits(cost.kv_bytes).s, digits(context).s);
+  fprintf(f, " (%s a position)\n", digits(shape_kv_bytes(s)).s);
+  fprintf(f, "%s reads %.1f GB/s", t->name, t->read_gbs);
+  if (t->worker_gbs > 0) fprintf(f, ", one worker alone %.1f", t->worker_gbs);
+  if (t->kv_worker_gbs > 0) fprintf(f, ", %.1f of K/V", t->kv_worker_gbs);
+  if (t->barrier_us > 0) fprintf(f, "; a barrier takes %.2f us", t->barrier_us);
+  fprintf(f, "\n\n");
+
+  // The waves outside the layers, and a layer in the middle for all of them.
+  uint32_t middle = (uint32_t)s->layers / 2;
+  fprintf(f, "  wave         tiles       rows a tile  bytes a worker    bytes read         us\n");
+  for (uint32_t w = 0; w < p->wave_count; w++) {
+    bool layered = wave[w].op >= OP_QKV && wave[w].op <= OP_DOWN;
+    if (layered && wave[w].layer != middle) continue;
+    if (layered && wave[w].op == OP_QKV) fprintf(f, "  -- layer %u of %d\n", middle, s->layers);
+    if (wave[w].op == OP_FINAL_NORM) fprintf(f, "  --\n");
+    explain_wave(p, w, &wave[w], context, f);
+  }
+
+  fprintf(f, "\nbytes a worker in any wave of weights differ by at most %.2f%%\n",
+          cost.spread_percent);
+  explain_choices(p, f);
+
+  double weights = 0, attention = 0;
+  uint32_t barriers = 0;
+  for (uint32_t w = 0; w < p->wave_count; w++) {
+    bool barrier = p->barrier[w] == BARRIER_ALWAYS || context > p->fused_context;
+    barriers += barrier;
+    double own = wave[w].us - (barrier ? t->barrier_us : 0);
+    if (streams_weights((int)wave[w].op)) weights += own;
+    if (wave[w].op == OP_SCORES || wave[w].op == OP_VALUES) attention += own;
+  }
+  fprintf(f, "\nfloor %.2f ms; predicted %.2f ms", cost.floor_ms, cost.predicted_ms);
+  if (cost.predicted_ms > 0)
+    fprintf(f, ", %.0f%% of the floor", 100 * cost.floor_ms / cost.predicted_ms);
+  fprintf(f, ": weights %.2f, attention %.2f, %u barriers %.2f\n", weights / 1e3, attention / 1e3,
+          barriers, barriers * t->barrier_us / 1e3);
+  free(wave);
+}
+//< plan_explain

@@ -1,0 +1,596 @@
+/*: # The gate
+
+A plan that is wrong does not crash. It reads a row that is still from the last layer, or leaves one row
+of four thousand unwritten, and the text comes out slightly worse on some machines. No test of the
+output finds that reliably, so nothing runs a plan that has not passed this file: the planner calls it on what it
+has just made, and the loader again on what it has just read. It trusts neither, and shares
+no code with them.
+
+What it proves is this. *Run on any number of workers, at any speed, every tile finds in every buffer exactly the
+values that the model's arithmetic calls for.* The proof needs no simulation. It follows from a handful
+of rules, each with a name; a plan that breaks one is refused with the tile and the name. :*/
+#include "tiles.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*: ## What is being proved
+
+**Time.** A barrier cuts a token into *epochs*. All tiles of an epoch may run at the same moment, in any
+order, even those of one worker. A tile of an earlier epoch has finished before, and all that it
+wrote can be seen. Barriers of kind `BARRIER_IF_SPLIT` are skipped in attention's fused form, so a plan has two
+different sequences of epochs, and everything below must hold in both. With a single chunk there is only the fused
+form.
+
+**Buffers.** There is one of each, used again by every layer:
+
+| buffer | one element is | a new version is written by | and read by |
+|---|---|---|---|
+| residual | a row | embed; wo; ffn_reduce or down | qkv, ffn, gate_up, final_norm: all of it; wo, ffn_reduce, down: their own rows |
+| q, k, v | a row | qkv | scores: q and k rows of its heads |
+| newest K row | a K/V head | scores of the last chunk | that same tile |
+| scores | a head and chunk | scores | values: its heads, all chunks |
+| attention partials | a head and chunk | values | wo: all |
+| FFN partials | a partial | ffn | ffn_reduce: all |
+| activation | a row | gate_up | down: all |
+| normed | a row | final_norm | lm_head: all |
+| candidates | a slot | lm_head | embed of the next token: all |
+
+The newest V row is written by qkv, straight into the cache, and read by the values tiles of the last
+chunk. In the fused form the scores tiles of chunk 0 read q, k and the newest V row of their heads, write the newest K row and partial
+0, and wo reads partial 0 alone. All other scores tiles and all values tiles are idle: they neither read nor write.
+
+**Versions.** A decoder is a chain, so the version of a buffer that a tile must find is known from its opcode and
+layer alone. qkv of layer 3, say, needs the residual after ffn_reduce of layer 2: no older, no newer.
+
+The rules say that every element of every version is **written once**, that it is written in an earlier
+epoch than it is **read**, and that the next version does not **overwrite** it in an epoch in which it may
+still be read. Then there is exactly one value that a tile can find, and it is the right one.
+
+A wo tile works in place: it reads version 2·l of its residual rows and writes version 2·l+1 of the same
+rows. Its own read is no conflict, since the tile itself reads before it writes, and "written once" leaves
+those rows to no other tile. :*/
+
+/*: ## Naming the culprit
+
+A refusal is one line: the tile by its number and its text, the rule, and what is wrong. :*/
+//> describe
+typedef struct Text {
+  char s[144];
+} Text;
+
+static Text describe(const Plan *p, uint32_t i) {
+  Text out;
+  const Tile *t = &p->tile[i];
+  char layer[24] = "", part[24] = "";
+  if (t->op >= OP_QKV && t->op <= OP_DOWN) snprintf(layer, sizeof layer, " layer %u", t->layer);
+  if (t->op == OP_SCORES || t->op == OP_VALUES || t->op == OP_FFN || t->op == OP_LM_HEAD)
+    snprintf(part, sizeof part, " part %u", t->part);
+  snprintf(out.s, sizeof out.s, "tile %u (%s%s rows %u..%u%s wave %u worker %u)", i, op_name(t->op),
+           layer, t->row0, t->row1, part, t->wave, t->worker);
+  return out;
+}
+//< describe
+
+/*: ## Sizes
+
+First the header alone, so that no arithmetic after it can overflow and no allocation can be absurd. A dimension
+may be any number that a model could have, and 16 million bounds them all. :*/
+//> plan_sizes
+static int check_count(const char *what, uint64_t n, uint64_t least, uint64_t most, Error *e) {
+  if (n >= least && n <= most) return 0;
+  return fail(e, EXIT_PLAN, "plan: rule \"sizes\": %s is %lld; must be %llu to %llu", what,
+              (long long)n, (unsigned long long)least, (unsigned long long)most);
+}
+
+static int check_cost(const char *what, double x, Error *e) {
+  if (isfinite(x) && x >= 0) return 0;
+  return fail(e, EXIT_PLAN, "plan: rule \"sizes\": target: %s is %g; must be 0 or more", what, x);
+}
+
+int plan_sizes(const Plan *p, Error *e) {
+  const Shape *s = &p->shape;
+  const Target *t = &p->target;
+  const uint64_t most = 1 << 24;
+  // A negative number becomes a huge one here, and prints as itself.
+  if (check_count("vocab", (uint64_t)s->vocab, 1, most, e) ||
+      check_count("hidden", (uint64_t)s->hidden, 1, most, e) ||
+      check_count("inter", (uint64_t)s->inter, 1, most, e) ||
+      check_count("layers", (uint64_t)s->layers, 1, 4096, e) ||
+      check_count("heads", (uint64_t)s->heads, 1, 4096, e) ||
+      check_count("kv_heads", (uint64_t)s->kv_heads, 1, (uint64_t)s->heads, e) ||
+      check_count("head_dim", (uint64_t)s->head_dim, 2, 1 << 16, e) ||
+      check_count("rows of q, k and v",
+                  ((uint64_t)s->heads + 2 * (uint64_t)s->kv_heads) * (uint64_t)s->head_dim, 1, most,
+                  e) ||
+      check_count("max_context", (uint64_t)s->max_context, 1, INT32_MAX, e) ||
+      check_count("dtype", s->dtype, DT_F32, DT_F16, e))
+    return -1;
+  if (s->heads % s->kv_heads || s->head_dim % 2)
+    return fail(e, EXIT_PLAN,
+                "plan: rule \"sizes\": %d heads of %d over %d K/V heads: heads must be a multiple "
+                "of K/V heads, and their size even",
+                s->heads, s->head_dim, s->kv_heads);
+
+  if (check_count("workers", p->workers, 1, PLAN_MAX_WORKERS, e) ||
+      check_count("the target's workers", t->workers, p->workers, p->workers, e) ||
+      check_count("tiles", p->tile_count, 1, PLAN_MAX_TILES, e) ||
+      check_count("waves", p->wave_count, 1, p->tile_count, e) ||
+      check_count("chunks", p->chunks, 1, PLAN_MAX_CHUNKS, e) ||
+      check_count("ffn_parts", p->ffn_parts, 0, (uint64_t)s->inter, e) ||
+      check_count("slots", p->slots, 1, (uint64_t)s->vocab, e))
+    return -1;
+  if (check_cost("read_gbs", t->read_gbs, e) || check_cost("worker_gbs", t->worker_gbs, e) ||
+      check_cost("kv_worker_gbs", t->kv_worker_gbs, e) ||
+      check_cost("barrier_us", t->barrier_us, e) || check_cost("ramp_us", t->ramp_us, e) ||
+      check_cost("attention_us", t->attention_us, e))
+    return -1;
+
+  // No chunk is ever empty: the split form begins above fused_context, with a position for each chunk.
+  if (p->chunks == 1 && p->fused_context != UINT32_MAX)
+    return fail(e, EXIT_PLAN,
+                "plan: rule \"one chunk\": fused_context is %u; with one chunk there is only the "
+                "fused form, and it must be %u",
+                p->fused_context, UINT32_MAX);
+  if (p->chunks > 1 && p->fused_context < p->chunks - 1)
+    return fail(e, EXIT_PLAN,
+                "plan: rule \"sizes\": fused_context is %u; with %u chunks at least %u",
+                p->fused_context, p->chunks, p->chunks - 1);
+  return 0;
+}
+//< plan_sizes
+
+/*: ## Each tile by itself
+
+The order makes a worker's list a range of the array; the bounds make sure that a tile's numbers mean
+something. `extent` is the one place that knows how many rows and parts each opcode has. :*/
+//> extent
+typedef struct Extent {
+  uint32_t rows, parts;
+  bool layered;
+} Extent;
+
+static Extent extent(const Plan *p, int op) {
+  const Shape *s = &p->shape;
+  uint32_t hidden = (uint32_t)s->hidden, inter = (uint32_t)s->inter, kv = (uint32_t)s->kv_heads;
+  switch (op) {
+  case OP_EMBED:
+  case OP_FINAL_NORM: return (Extent){hidden, 1, false};
+  case OP_QKV: return (Extent){(uint32_t)qkv_rows(s), 1, true};
+  case OP_SCORES:
+  case OP_VALUES: return (Extent){kv, p->chunks, true};
+  case OP_WO:
+  case OP_FFN_REDUCE:
+  case OP_DOWN: return (Extent){hidden, 1, true};
+  case OP_FFN: return (Extent){inter, p->ffn_parts, true};
+  case OP_GATE_UP: return (Extent){inter, 1, true};
+  default: return (Extent){(uint32_t)s->vocab, p->slots, false}; // lm_head
+  }
+}
+//< extent
+
+//> check_tiles
+static int refuse(const Plan *p, uint32_t i, const char *rule, Error *e, const char *why) {
+  return fail(e, EXIT_PLAN, "plan: %s: rule \"%s\": %s", describe(p, i).s, rule, why);
+}
+
+static int check_tile(const Plan *p, uint32_t i, Error *e) {
+  const Tile *t = &p->tile[i];
+  char why[128];
+  if (t->worker >= p->workers) {
+    snprintf(why, sizeof why, "worker %u of %u", t->worker, p->workers);
+    return refuse(p, i, "grid", e, why);
+  }
+  if (t->wave >= p->wave_count) {
+    snprintf(why, sizeof why, "wave %u of %u", t->wave, p->wave_count);
+    return refuse(p, i, "grid", e, why);
+  }
+  if (i && (t[-1].worker > t->worker || (t[-1].worker == t->worker && t[-1].wave > t->wave))) {
+    snprintf(why, sizeof why, "after worker %u wave %u", t[-1].worker, t[-1].wave);
+    return refuse(p, i, "order", e, why);
+  }
+  if (t->op >= OP_COUNT) {
+    snprintf(why, sizeof why, "opcode %u of %d", t->op, OP_COUNT);
+    return refuse(p, i, "bounds", e, why);
+  }
+  if (p->ffn_parts ? t->op == OP_GATE_UP || t->op == OP_DOWN
+                   : t->op == OP_FFN || t->op == OP_FFN_REDUCE) {
+    snprintf(why, sizeof why, "a plan with %u FFN partials has no such tile", p->ffn_parts);
+    return refuse(p, i, "one FFN form", e, why);
+  }
+  if (p->chunks == 1 && t->op == OP_VALUES)
+    return refuse(p, i, "one chunk", e, "with one chunk the scores tiles do all of attention");
+
+  Extent x = extent(p, t->op);
+  uint32_t layers = x.layered ? (uint32_t)p->shape.layers : 1;
+  if (t->layer >= layers) snprintf(why, sizeof why, "layer %u of %u", t->layer, layers);
+  else if (t->row0 >= t->row1 || t->row1 > x.rows)
+    snprintf(why, sizeof why, "rows %u..%u of %u", t->row0, t->row1, x.rows);
+  else if (t->part >= x.parts) snprintf(why, sizeof why, "part %u of %u", t->part, x.parts);
+  else return 0;
+  return refuse(p, i, "bounds", e, why);
+}
+
+static int check_first(const Plan *p, Error *e) {
+  uint32_t i = 0;
+  for (uint32_t w = 0; w <= p->workers; w++) {
+    while (i < p->tile_count && p->tile[i].worker < w) i++;
+    if (p->first[w] != i)
+      return fail(e, EXIT_PLAN, "plan: rule \"order\": worker %u begins at tile %u, not at tile %u",
+                  w, i, p->first[w]);
+  }
+  return 0;
+}
+//< check_tiles
+
+/*: ## Barriers
+
+Only two kinds exist. A wave without a tile would be a wait for nothing, so we take it for a mistake. The last
+barrier is never skipped: it is all that lies between this token's candidates and the next token's embed. :*/
+//> check_barriers
+static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
+  for (uint32_t i = 0; i < p->tile_count; i++) tiles_of_wave[p->tile[i].wave]++;
+  for (uint32_t w = 0; w < p->wave_count; w++) {
+    if (p->barrier[w] != BARRIER_ALWAYS && p->barrier[w] != BARRIER_IF_SPLIT)
+      return fail(e, EXIT_PLAN, "plan: rule \"barriers\": wave %u ends at a barrier of kind %u", w,
+                  p->barrier[w]);
+    if (!tiles_of_wave[w])
+      return fail(e, EXIT_PLAN, "plan: rule \"barriers\": wave %u of %u has no tile", w,
+                  p->wave_count);
+  }
+  if (p->barrier[p->wave_count - 1] != BARRIER_ALWAYS)
+    return fail(e, EXIT_PLAN,
+                "plan: rule \"barriers\": the last wave's barrier may not be skipped");
+  return 0;
+}
+//< check_barriers
+
+/*: ## Written once
+
+Now the tiles are grouped: all tiles of one opcode in one layer, in the order of their rows. That is two
+sorts, one by counting and one that nearly always finds its group sorted already. In that order "every row exactly once" is
+a walk: each tile must begin where the one before it ended. Scores and values are walked chunk by chunk.
+Where a tile also owns a numbered part (an FFN partial, a candidate slot), each number must occur once. :*/
+//> group
+typedef struct Group {
+  const uint32_t *list; // indices of tiles
+  uint32_t count;
+} Group;
+
+typedef struct Check {
+  const Plan *p;
+  Error *e;
+  uint32_t *list;  // [tile_count] grouped
+  uint32_t *begin; // [layers * OP_COUNT + 1] into list
+  uint32_t *epoch; // [wave_count] in the form that is being checked
+  bool fused;
+  uint8_t *taken;                          // [max(ffn_parts, slots)]
+  uint32_t *qk_writer, *v_writer, *scored; // [kv_heads] the latest tile that wrote for this head
+} Check;
+
+static Group group(const Check *c, uint32_t layer, Op op) {
+  uint32_t g = layer * OP_COUNT + op;
+  return (Group){c->list + c->begin[g], c->begin[g + 1] - c->begin[g]};
+}
+
+static bool by_chunk(int op) { return op == OP_SCORES || op == OP_VALUES; }
+
+static bool comes_after(const Plan *p, uint32_t a, uint32_t b) {
+  const Tile *s = &p->tile[a], *t = &p->tile[b];
+  if (by_chunk(s->op) && s->part != t->part) return s->part > t->part;
+  return s->row0 > t->row0;
+}
+
+// Merge sort from short runs: linear where the list is sorted already, never quadratic.
+static void sort_group(const Plan *p, uint32_t *list, uint32_t n, uint32_t *scratch) {
+  if (n < 2) return;
+  uint32_t half = n / 2;
+  sort_group(p, list, half, scratch);
+  sort_group(p, list + half, n - half, scratch);
+  if (!comes_after(p, list[half - 1], list[half])) return;
+  memcpy(scratch, list, half * sizeof *list);
+  for (uint32_t i = 0, j = half, k = 0; i < half; k++)
+    list[k] = j < n && comes_after(p, scratch[i], list[j]) ? list[j++] : scratch[i++];
+}
+
+static void make_groups(Check *c, uint32_t *scratch) {
+  const Plan *p = c->p;
+  uint32_t groups = (uint32_t)p->shape.layers * OP_COUNT;
+  for (uint32_t i = 0; i < p->tile_count; i++)
+    c->begin[p->tile[i].layer * OP_COUNT + p->tile[i].op + 1]++;
+  for (uint32_t g = 0; g < groups; g++) c->begin[g + 1] += c->begin[g];
+  for (uint32_t i = 0; i < p->tile_count; i++)
+    c->list[c->begin[p->tile[i].layer * OP_COUNT + p->tile[i].op]++] = i;
+  memmove(c->begin + 1, c->begin, groups * sizeof *c->begin); // filling moved every beginning on
+  c->begin[0] = 0;
+  for (uint32_t g = 0; g < groups; g++)
+    sort_group(p, c->list + c->begin[g], c->begin[g + 1] - c->begin[g], scratch);
+}
+//< group
+
+//> written_once
+static int unwritten(Check *c, uint32_t layer, int op, const char *what, uint32_t row) {
+  return fail(c->e, EXIT_PLAN, "plan: %s layer %u: rule \"written once\": no tile writes %s %u",
+              op_name(op), layer, what, row);
+}
+
+// The tiles list[0, n) must cover [0, rows) without a gap and without an overlap.
+static int check_cover(Check *c, uint32_t layer, Op op, const uint32_t *list, uint32_t n,
+                       uint32_t rows) {
+  uint32_t next = 0;
+  for (uint32_t k = 0; k < n; k++) {
+    const Tile *t = &c->p->tile[list[k]];
+    if (t->row0 > next) return unwritten(c, layer, op, "row", next);
+    if (t->row0 < next) {
+      char why[192];
+      snprintf(why, sizeof why, "row %u is also written by %s", t->row0,
+               describe(c->p, list[k - 1]).s);
+      return refuse(c->p, list[k], "written once", c->e, why);
+    }
+    next = t->row1;
+  }
+  return next == rows ? 0 : unwritten(c, layer, op, "row", next);
+}
+
+static int check_parts(Check *c, uint32_t layer, Op op, Group g, uint32_t parts) {
+  memset(c->taken, 0, parts);
+  for (uint32_t k = 0; k < g.count; k++) {
+    uint32_t part = c->p->tile[g.list[k]].part;
+    if (c->taken[part])
+      return refuse(c->p, g.list[k], "written once", c->e, "another tile writes the same part");
+    c->taken[part] = 1;
+  }
+  for (uint32_t part = 0; part < parts; part++)
+    if (!c->taken[part]) return unwritten(c, layer, op, "part", part);
+  return 0;
+}
+
+static int check_written_once(Check *c, uint32_t layer, Op op) {
+  Group g = group(c, layer, op);
+  Extent x = extent(c->p, op);
+  if (!by_chunk(op)) {
+    if (check_cover(c, layer, op, g.list, g.count, x.rows) != 0) return -1;
+    return op == OP_FFN || op == OP_LM_HEAD ? check_parts(c, layer, op, g, x.parts) : 0;
+  }
+  uint32_t k = 0;
+  for (uint32_t chunk = 0; chunk < x.parts; chunk++) {
+    uint32_t begin = k;
+    while (k < g.count && c->p->tile[g.list[k]].part == chunk) k++;
+    if (check_cover(c, layer, op, g.list + begin, k - begin, x.rows) != 0) return -1;
+  }
+  return 0;
+}
+//< written_once
+
+/*: ## Read after write, and no overwrite
+
+Most of a decoder's edges are all-to-all: every qkv tile reads the whole residual, so *the earliest* qkv
+tile must come after *the latest* tile that wrote it. One comparison settles an edge, however many tiles
+there are. Three kinds of edge are narrower, and each is a walk along rows in order:
+
+- the tiles that work in place find their own rows written (two partitions of the same rows, merged);
+- attention finds the q, k and v rows of its heads;
+- values finds the scores of its heads.
+
+The same two numbers settle the other rule: *the latest* reader of a version must come before *the earliest* tile
+that writes the next version. On a plan whose reads are all in order this one cannot fail, because in a
+decoder each reader of a version is an ancestor of the version that follows. We check it first
+nevertheless: it names the real damage, and it will not be forgotten when an opcode comes along for which that
+argument does not hold. :*/
+//> edges
+static uint32_t epoch_of(const Check *c, uint32_t tile) { return c->epoch[c->p->tile[tile].wave]; }
+
+// In the fused form only the scores tiles of chunk 0 do anything in attention.
+static bool idle(const Check *c, const Tile *t) {
+  return c->fused && (t->op == OP_VALUES || (t->op == OP_SCORES && t->part != 0));
+}
+
+// The tile of the group that runs latest (or earliest), idle tiles left out. Groups are never empty here,
+// and the part that is active never is.
+static uint32_t extreme(const Check *c, Group g, bool latest) {
+  uint32_t best = UINT32_MAX;
+  for (uint32_t k = 0; k < g.count; k++) {
+    uint32_t i = g.list[k];
+    if (idle(c, &c->p->tile[i])) continue;
+    if (best == UINT32_MAX ||
+        (latest ? epoch_of(c, i) > epoch_of(c, best) : epoch_of(c, i) < epoch_of(c, best)))
+      best = i;
+  }
+  return best;
+}
+
+static int check_read(Check *c, uint32_t reader, uint32_t writer, const char *what) {
+  if (epoch_of(c, reader) > epoch_of(c, writer)) return 0;
+  char why[288];
+  snprintf(why, sizeof why, "no barrier%s between it and %s, which writes the %s that it reads",
+           c->fused ? " (up to fused_context)" : "", describe(c->p, writer).s, what);
+  return refuse(c->p, reader, "read after write", c->e, why);
+}
+
+static int check_read_all(Check *c, Group readers, Group writers, const char *what) {
+  return check_read(c, extreme(c, readers, false), extreme(c, writers, true), what);
+}
+
+static int check_overwrite(Check *c, Group readers, Group next_writers, const char *what) {
+  uint32_t reader = extreme(c, readers, true), writer = extreme(c, next_writers, false);
+  if (epoch_of(c, writer) > epoch_of(c, reader)) return 0;
+  char why[288];
+  snprintf(why, sizeof why, "no barrier%s between it and %s, which still reads the %s",
+           c->fused ? " (up to fused_context)" : "", describe(c->p, reader).s, what);
+  return refuse(c->p, writer, "no overwrite", c->e, why);
+}
+
+// Both groups cover the same rows; each reader needs the writers of its own rows only.
+static int check_read_rows(Check *c, Group readers, Group writers) {
+  uint32_t w = 0;
+  for (uint32_t r = 0; r < readers.count; r++) {
+    const Tile *t = &c->p->tile[readers.list[r]];
+    for (;; w++) {
+      if (check_read(c, readers.list[r], writers.list[w], "residual rows") != 0) return -1;
+      if (c->p->tile[writers.list[w]].row1 >= t->row1) break;
+    }
+    if (c->p->tile[writers.list[w]].row1 == t->row1) w++;
+  }
+  return 0;
+}
+//< edges
+
+/*: For attention we note, for each K/V head, the tile that wrote its rows last. A K/V head's query rows are
+those of all query heads that share it; its K and V rows follow after all query rows. :*/
+//> heads
+static void note_writer(const Check *c, uint32_t *writer, uint32_t tile, uint32_t row0,
+                        uint32_t row1, uint32_t base, uint32_t rows_per_head) {
+  uint32_t end = base + (uint32_t)c->p->shape.kv_heads * rows_per_head;
+  if (row0 < base) row0 = base;
+  if (row1 > end) row1 = end;
+  if (row0 >= row1) return;
+  for (uint32_t h = (row0 - base) / rows_per_head; h <= (row1 - 1 - base) / rows_per_head; h++)
+    if (writer[h] == UINT32_MAX || epoch_of(c, tile) > epoch_of(c, writer[h])) writer[h] = tile;
+}
+
+static int check_attention(Check *c, uint32_t layer) {
+  const Plan *p = c->p;
+  const Shape *s = &p->shape;
+  uint32_t kv = (uint32_t)s->kv_heads, dim = (uint32_t)s->head_dim, heads = (uint32_t)s->heads;
+  Group qkv = group(c, layer, OP_QKV), scores = group(c, layer, OP_SCORES);
+  memset(c->qk_writer, 0xff, kv * sizeof *c->qk_writer);
+  memset(c->v_writer, 0xff, kv * sizeof *c->v_writer);
+  memset(c->scored, 0xff, kv * sizeof *c->scored);
+  for (uint32_t k = 0; k < qkv.count; k++) {
+    uint32_t i = qkv.list[k], row0 = p->tile[i].row0, row1 = p->tile[i].row1;
+    note_writer(c, c->qk_writer, i, row0, row1, 0, heads / kv * dim);
+    note_writer(c, c->qk_writer, i, row0, row1, heads * dim, dim);
+    note_writer(c, c->v_writer, i, row0, row1, (heads + kv) * dim, dim);
+  }
+  for (uint32_t k = 0; k < scores.count; k++) {
+    uint32_t i = scores.list[k];
+    const Tile *t = &p->tile[i];
+    if (idle(c, t)) continue;
+    for (uint32_t h = t->row0; h < t->row1; h++)
+      if (check_read(c, i, c->qk_writer[h], "q and k rows") != 0 ||
+          (c->fused && check_read(c, i, c->v_writer[h], "newest V row") != 0))
+        return -1;
+    note_writer(c, c->scored, i, t->row0, t->row1, 0, 1);
+  }
+  if (c->fused) return 0;
+  Group values = group(c, layer, OP_VALUES);
+  for (uint32_t k = 0; k < values.count; k++) {
+    uint32_t i = values.list[k];
+    const Tile *t = &p->tile[i];
+    for (uint32_t h = t->row0; h < t->row1; h++)
+      if (check_read(c, i, c->scored[h], "scores") != 0 ||
+          (t->part == p->chunks - 1 && check_read(c, i, c->v_writer[h], "newest V row") != 0))
+        return -1;
+  }
+  return 0;
+}
+//< heads
+
+/*: ## The chain
+
+The table at the top of this file, as code. Every layer has the same edges; the residual comes from the
+layer before, and each buffer's version from the layer before must no longer be needed. :*/
+//> chain
+static int check_layer(Check *c, uint32_t l) {
+  bool parts = c->p->ffn_parts > 0;
+  Op up = parts ? OP_FFN : OP_GATE_UP, down = parts ? OP_FFN_REDUCE : OP_DOWN;
+  const char *mlp = parts ? "FFN partials" : "activation";
+  Op last = c->fused ? OP_SCORES : OP_VALUES; // who writes the attention partials
+  Group in = l ? group(c, l - 1, down) : group(c, 0, OP_EMBED);
+  Group qkv = group(c, l, OP_QKV), scores = group(c, l, OP_SCORES), partials = group(c, l, last);
+  Group wo = group(c, l, OP_WO), ffn = group(c, l, up), reduce = group(c, l, down);
+
+  if (l && (check_overwrite(c, group(c, l - 1, OP_SCORES), qkv, "q, k and v rows") != 0 ||
+            (!c->fused && check_overwrite(c, group(c, l - 1, OP_VALUES), scores, "scores") != 0) ||
+            check_overwrite(c, group(c, l - 1, OP_WO), partials, "attention partials") != 0 ||
+            check_overwrite(c, group(c, l - 1, down), ffn, mlp) != 0))
+    return -1;
+  if (check_overwrite(c, qkv, wo, "residual") != 0 ||
+      check_overwrite(c, ffn, reduce, "residual") != 0)
+    return -1;
+
+  if (check_read_all(c, qkv, in, "residual") != 0 || check_attention(c, l) != 0 ||
+      check_read_all(c, wo, partials, "attention partials") != 0 ||
+      check_read_rows(c, wo, in) != 0 || check_read_all(c, ffn, wo, "residual") != 0 ||
+      check_read_all(c, reduce, ffn, mlp) != 0 || check_read_rows(c, reduce, wo) != 0)
+    return -1;
+  return 0;
+}
+
+static int check_form(Check *c, bool fused) {
+  c->fused = fused;
+  uint32_t epoch = 0;
+  for (uint32_t w = 0; w < c->p->wave_count; w++) {
+    c->epoch[w] = epoch;
+    epoch += c->p->barrier[w] == BARRIER_ALWAYS || !fused;
+  }
+  uint32_t layers = (uint32_t)c->p->shape.layers;
+  for (uint32_t l = 0; l < layers; l++)
+    if (check_layer(c, l) != 0) return -1;
+  Group x = group(c, layers - 1, c->p->ffn_parts ? OP_FFN_REDUCE : OP_DOWN);
+  Group norm = group(c, 0, OP_FINAL_NORM), head = group(c, 0, OP_LM_HEAD);
+  if (check_overwrite(c, group(c, 0, OP_EMBED), head, "candidates") != 0 ||
+      check_read_all(c, norm, x, "residual") != 0 ||
+      check_read_all(c, head, norm, "normed rows") != 0)
+    return -1;
+  return 0;
+}
+//< chain
+
+//> plan_validate
+static int check_groups(Check *c) {
+  const Plan *p = c->p;
+  uint32_t layers = (uint32_t)p->shape.layers;
+  bool parts = p->ffn_parts > 0;
+  if (check_written_once(c, 0, OP_EMBED) != 0) return -1;
+  for (uint32_t l = 0; l < layers; l++) {
+    if (check_written_once(c, l, OP_QKV) != 0 || check_written_once(c, l, OP_SCORES) != 0 ||
+        (p->chunks > 1 && check_written_once(c, l, OP_VALUES) != 0) ||
+        check_written_once(c, l, OP_WO) != 0 ||
+        check_written_once(c, l, parts ? OP_FFN : OP_GATE_UP) != 0 ||
+        check_written_once(c, l, parts ? OP_FFN_REDUCE : OP_DOWN) != 0)
+      return -1;
+  }
+  if (check_written_once(c, 0, OP_FINAL_NORM) != 0 || check_written_once(c, 0, OP_LM_HEAD) != 0)
+    return -1;
+  if (p->chunks > 1 && check_form(c, false) != 0) return -1;
+  return check_form(c, true);
+}
+
+int plan_validate(const Plan *p, Error *e) {
+  if (plan_sizes(p, e) != 0) return -1;
+  for (uint32_t i = 0; i < p->tile_count; i++)
+    if (check_tile(p, i, e) != 0) return -1;
+  if (check_first(p, e) != 0) return -1;
+
+  uint32_t kv = (uint32_t)p->shape.kv_heads;
+  uint32_t parts = p->ffn_parts > p->slots ? p->ffn_parts : p->slots;
+  uint32_t *waves = calloc(2 * (size_t)p->wave_count, sizeof *waves);
+  uint32_t *heads = malloc(3 * (size_t)kv * sizeof *heads);
+  uint32_t *lists = malloc(2 * (size_t)p->tile_count * sizeof *lists);
+  Check c = {.p = p, .e = e, .taken = malloc(parts)};
+  c.begin = calloc((size_t)p->shape.layers * OP_COUNT + 1, sizeof *c.begin);
+  int rc = -1;
+  if (!waves || !heads || !lists || !c.taken || !c.begin) {
+    fail(e, EXIT_FAIL, "plan: out of memory for checking %u tiles", p->tile_count);
+  } else {
+    c.epoch = waves + p->wave_count;
+    c.qk_writer = heads;
+    c.v_writer = heads + kv;
+    c.scored = heads + 2 * (size_t)kv;
+    c.list = lists;
+    rc = check_barriers(p, waves, e);
+    if (rc == 0) {
+      make_groups(&c, lists + p->tile_count);
+      rc = check_groups(&c);
+    }
+  }
+  free(waves);
+  free(heads);
+  free(lists);
+  free(c.taken);
+  free(c.begin);
+  return rc;
+}
+//< plan_validate
