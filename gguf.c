@@ -407,9 +407,7 @@ int gguf_parse(const char *file, const uint8_t *data, size_t size, bool header_o
 void gguf_close(Gguf *g) {
   if (!g) return;
   shfree(g->values);
-  for (ptrdiff_t i = 0; i < arrlen(g->tensors.list); i++) free(g->tensors.list[i].name);
-  arrfree(g->tensors.list);
-  shfree(g->tensors.by_name);
+  tensors_close(&g->tensors);
   free(g->rope_factors);
   free(g->file);
   free(g);
@@ -576,8 +574,8 @@ does not fit is looked at weight by weight. :*/
 //> gguf_blocks
 enum { BLOCK = 32 };
 
-// p: the block's bytes, out: [32]. Returns -1, or the first weight that does not fit, as *bad.
-static inline int block_q8_0(const uint8_t *p, uint16_t *out, float *bad) {
+// p: the block's bytes, out: [32]. False where a weight does not fit: *bad.
+static inline bool block_q8_0(const uint8_t *p, uint16_t *out, float *bad) {
   uint16_t scale;
   int8_t q[BLOCK];
   float v[BLOCK];
@@ -588,16 +586,14 @@ static inline int block_q8_0(const uint8_t *p, uint16_t *out, float *bad) {
   for (int i = 0; i < BLOCK; i++) v[i] = (float)q[i] * d;
   bool fits = narrow(v, h, BLOCK);
   memcpy(out, h, sizeof h);
-  if (fits) return -1;
-  int i = 0;
-  while (fabsf(v[i]) < 65520.0f) i++; // NaN stops it too
-  *bad = v[i];
-  return i;
+  for (int i = 0; !fits && i < BLOCK; i++)
+    if (!(fabsf(v[i]) < 65520.0f)) *bad = v[i]; // NaN too
+  return fits;
 }
 
 // Of d and m come the sixteen weights (k + bias) * d + m.
-static inline int block_q4(const uint8_t *nibbles, float d, int bias, float m, uint16_t *out,
-                           float *bad) {
+static inline bool block_q4(const uint8_t *nibbles, float d, int bias, float m, uint16_t *out,
+                            float *bad) {
   float v[16];
   uint16_t table[16], h[BLOCK];
   uint8_t q[BLOCK / 2];
@@ -609,11 +605,12 @@ static inline int block_q4(const uint8_t *nibbles, float d, int bias, float m, u
     h[i + BLOCK / 2] = table[q[i] >> 4];
   }
   memcpy(out, h, sizeof h);
+  bool all = true;
   for (int i = 0; !fits && i < BLOCK; i++) {
-    *bad = v[i < BLOCK / 2 ? q[i] & 15 : q[i - BLOCK / 2] >> 4];
-    if (!(fabsf(*bad) < 65520.0f)) return i;
+    float x = v[i < BLOCK / 2 ? q[i] & 15 : q[i - BLOCK / 2] >> 4];
+    if (!(fabsf(x) < 65520.0f)) *bad = x, all = false;
   }
-  return -1;
+  return all;
 }
 //< gguf_blocks
 
@@ -631,17 +628,17 @@ int gguf_widen(const Tensor *t, uint16_t *out, Error *e) {
   const uint8_t *p = t->data;
   for (uint64_t b = 0; b < t->bytes / step; b++, p += step, out += BLOCK) {
     uint16_t d, m = 0;
-    float value;
-    int bad;
+    float bad = 0;
+    bool fits;
     memcpy(&d, p, 2);
     if (kind == Q4_1) memcpy(&m, p + 2, 2);
-    if (kind == Q8_0) bad = block_q8_0(p, out, &value);
-    else if (kind == Q4_0)
-      bad = block_q4(p + 2, f16_to_f32(d), -8, -0.0f, out, &value); // x + -0 is x, even -0
-    else bad = block_q4(p + 4, f16_to_f32(d), 0, f16_to_f32(m), out, &value);
-    if (bad >= 0)
-      return fail(e, EXIT_INPUT, "%s: tensor %s: element %llu is %g, F16 ends at 65504", t->file,
-                  t->name, (unsigned long long)(b * BLOCK) + (unsigned)bad, (double)value);
+    if (kind == Q8_0) fits = block_q8_0(p, out, &bad);
+    else if (kind == Q4_0) // x + -0 is x, even where x is -0
+      fits = block_q4(p + 2, f16_to_f32(d), -8, -0.0f, out, &bad);
+    else fits = block_q4(p + 4, f16_to_f32(d), 0, f16_to_f32(m), out, &bad);
+    if (!fits)
+      return fail(e, EXIT_INPUT, "%s: tensor %s: a weight of %g, F16 ends at 65504", t->file,
+                  t->name, (double)bad);
   }
   return 0;
 }
