@@ -67,15 +67,18 @@ $(B)/ready: tests/setup.sh
 
 #> make-tests
 # tests/test_X.c is one cmocka program and tests/make_X.c a helper of the shell tests; each links
-# every library object. Tests that start threads are those that open the workers.
+# every library object and all other files of tests/, which are what the tests share. Tests that start
+# threads are those that open the workers.
 TESTS    := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/test_*.c))
 HELPERS  := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/make_*.c))
+SHARED   := $(patsubst tests/%.c,$(B)/%.o,\
+              $(filter-out tests/test_%.c tests/make_%.c tests/fuzz_%.c,$(wildcard tests/*.c)))
 THREADED := $(patsubst tests/%.c,$(B)/%,$(shell grep -slE 'cpu_open|pthread_create' tests/test_*.c))
 
 tests: $(TESTS) $(HELPERS)
 threaded-tests: $(THREADED)
 
-$(TESTS) $(HELPERS): $(B)/%: $(B)/%.o $(LIBRARY)
+$(TESTS) $(HELPERS): $(B)/%: $(B)/%.o $(SHARED) $(LIBRARY)
 	$(CC) $(OPT) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
 check asan tsan lint fuzz:
