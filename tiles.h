@@ -313,11 +313,69 @@ int gguf_widen(const Tensor *t, uint16_t *out, Error *e);
 int gguf_shape(const Gguf *g, const char *file, Shape *out, Error *e);
 //< tensors
 
-/*: ## Text :*/
+/*: ## Text
+
+`pieces.c` knows the two machines behind every vocabulary: a **pattern** cuts a text into pieces, and
+the **vocabulary** joins the characters of a piece into tokens. `tokenizer.c` reads a checkpoint's files,
+sets the two up as they say, and goes back from ids to text. :*/
+//> vocab
+enum { VOCAB_IDS = 1 << 21 }; // no id at or above it
+
+typedef struct Vocab {
+  char *texts; // stb_ds array: the tokens' texts, end to end
+  struct VocabText {
+    uint32_t at, bytes;
+  } * by_id;       // stb_ds array [size]; at = UINT32_MAX: no token has this id
+  uint32_t *slots; // [slot_count] id + 1 by the hash of its text, 0: free
+  uint32_t slot_count, slots_used;
+  struct VocabMerge {
+    int32_t left, right, id; // id 0 with left and right 0 and rank UINT32_MAX: free
+    uint32_t rank;
+  } * merges; // [merge_count] by the hash of the pair
+  uint32_t merge_count, merges_used;
+  uint32_t *score_rank; // stb_ds array [size], UINT32_MAX: never joined; NULL: merges say what joins
+  int32_t byte_id[256]; // the tokens <0x00> to <0xFF>, or -1
+  int32_t unknown;      // or -1
+  bool byte_fallback, fuse_unknown, ignore_merges;
+} Vocab;
+
+void vocab_free(Vocab *v); // safe on a zeroed Vocab
+int32_t vocab_size(const Vocab *v);
+const char *vocab_text(const Vocab *v, int32_t id, size_t *bytes); // NULL: no such token
+int32_t vocab_find(const Vocab *v, const char *text, size_t bytes); // the id, or -1
+// Both overwrite what has the same key; -1: out of memory.
+int vocab_put(Vocab *v, int32_t id, const char *text, size_t bytes); // id < VOCAB_IDS, and free
+int vocab_put_merge(Vocab *v, int32_t left, int32_t right, uint32_t rank, int32_t id);
+void vocab_put_scores(Vocab *v, const float *score); // [size], NaN: never joined
+void vocab_finish(Vocab *v);                         // derives byte_id
+// Appends the ids of one piece, valid UTF-8, to *ids, an stb_ds array. EXIT_FAIL, EXIT_INPUT.
+int vocab_encode(const Vocab *v, const char *piece, size_t bytes, int32_t **ids, Error *e);
+
+typedef struct Pattern Pattern;
+typedef struct PatternScan PatternScan; // working memory of matching, one a thread
+
+// A regular expression as tokenizer.json has it (Oniguruma's syntax), or a literal text.
+int pattern_compile(const char *file, const char *text, size_t bytes, bool literal, Pattern **out,
+                    Error *e); // EXIT_INPUT
+void pattern_free(Pattern *p);
+PatternScan *pattern_scan(void); // NULL: out of memory
+void pattern_scan_free(PatternScan *s);
+// The first match at or after `from`, never empty: 1 and its place, 0 when there is none, -1 on error.
+int pattern_next(const Pattern *p, PatternScan *s, const char *text, size_t bytes, size_t from,
+                 size_t *start, size_t *end, Error *e);
+size_t utf8_valid(const char *text, size_t bytes); // bytes before the first that is wrong
+//< vocab
+
 //> text
 typedef struct Tokenizer Tokenizer;
 
 int tokenizer_open(const Source *s, const Shape *shape, Tokenizer **out, Error *e);
+// The same from texts in memory: tokenizer.json, tokenizer_config.json, chat_template.jinja, the last
+// two with data NULL where there is none. shape may be NULL: then no id is too large.
+int tokenizer_parse(const char *file, const Mapping text[3], const Shape *shape, Tokenizer **out,
+                    Error *e);
+int tokenizer_parse_gguf(const char *file, const Gguf *g, const Shape *shape, Tokenizer **out,
+                         Error *e);
 void tokenizer_close(Tokenizer *t);
 // Appends the ids of a UTF-8 text to *ids, an stb_ds array. `special`: add BOS as the checkpoint's
 // rules say, and recognise special tokens in the text. Invalid UTF-8 is an error.
@@ -500,6 +558,25 @@ uint64_t package_source_hash(const Package *p); // Model.source_hash of what it 
 int package_verify(const Package *p, Error *e); // EXIT_INPUT
 //< package
 
+/*: ## Arithmetic on a CPU
+
+The only three loops that a CPU spends time in, each for every dtype that a row may have, and for
+every instruction set that we know. A row may lie at any alignment. :*/
+//> kernels
+typedef struct Kernels {
+  const char *isa; // "avx512", "avx2", "c"
+  // The sum of w[i] * x[i] over n elements, accumulated in FP32 in an order that depends on n alone.
+  float (*dot[DT_COUNT])(const uint8_t *w, const float *x, int32_t n);
+  // y[i] += a * w[i]
+  void (*axpy[DT_COUNT])(float a, const uint8_t *w, float *y, int32_t n);
+  // s[i] = exp(s[i] - max); returns the sum.
+  float (*exps)(float *s, float max, int32_t n);
+} Kernels;
+
+const Kernels *
+kernels_find(const char *isa); // NULL: the best that this CPU runs; or NULL if it can't
+//< kernels
+
 /*: ## The workers :*/
 //> workers
 typedef struct Cpu Cpu;
@@ -513,7 +590,6 @@ void cpu_close(Cpu *c);
 // largest logit's id, the lowest among ties. EXIT_NUMBER on a non-finite logit.
 int cpu_step(Cpu *c, int32_t token, uint32_t position, bool want_logits, int32_t *next, Error *e);
 const float *cpu_logits(const Cpu *c); // [vocab] of the last step that wanted them
-const char *cpu_isa(void);             // "avx512", "avx2", "c"
 //< workers
 
 /*: ## Seeded checkpoints
