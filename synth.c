@@ -21,7 +21,9 @@ of writing, not on the dtype. The BF16 checkpoint is the FP32 one, rounded. :*/
 
 A row of `n` weights adds up `n` products, so weights of variance 1/n keep the size of what goes through
 them. Norms lie around 1 and biases around 0, far enough away to be missed by a test when somebody
-forgets them.
+forgets them. Queries and keys come out larger than that, or attention would look at every position
+alike and a greedy model would repeat one word for ever: a poor test of anything that has to do with
+position.
 
 The sum of four random bytes is bell-shaped enough, and it has only 1,021 values. So each tensor has a table of
 its possible numbers, already in its dtype, and a number costs half a hash of a counter and one look-up:
@@ -105,21 +107,22 @@ static void add(List *l, int64_t rows, int64_t columns, Kind kind, int layer, co
   it->elements = (uint64_t)(rows ? rows : 1) * (uint64_t)columns;
 }
 
-static void add_matrix(List *l, int64_t rows, int64_t columns, int layer, const char *name) {
-  add(l, rows, columns, (Kind){0, 1 / sqrt((double)columns)}, layer, name);
+static void add_matrix(List *l, int64_t rows, int64_t columns, int layer, const char *name,
+                       double gain) {
+  add(l, rows, columns, (Kind){0, gain / sqrt((double)columns)}, layer, name);
 }
 
 static void list_tensors(const Shape *s, List *l) {
-  const Kind norm = {1, 0.1}, head_norm = {1, 0.25}, bias = {0, 0.5};
+  const Kind norm = {1, 0.1}, head_norm = {2, 0.5}, bias = {0, 0.5};
   int64_t h = s->hidden, q = (int64_t)s->heads * s->head_dim,
           kv = (int64_t)s->kv_heads * s->head_dim;
-  add_matrix(l, s->vocab, h, -1, "model.embed_tokens.weight");
+  add_matrix(l, s->vocab, h, -1, "model.embed_tokens.weight", 1);
   for (int32_t i = 0; i < s->layers; i++) {
     add(l, 0, h, norm, i, "input_layernorm.weight");
-    add_matrix(l, q, h, i, "self_attn.q_proj.weight");
-    add_matrix(l, kv, h, i, "self_attn.k_proj.weight");
-    add_matrix(l, kv, h, i, "self_attn.v_proj.weight");
-    add_matrix(l, h, q, i, "self_attn.o_proj.weight");
+    add_matrix(l, q, h, i, "self_attn.q_proj.weight", 1.5);
+    add_matrix(l, kv, h, i, "self_attn.k_proj.weight", 1.5);
+    add_matrix(l, kv, h, i, "self_attn.v_proj.weight", 1);
+    add_matrix(l, h, q, i, "self_attn.o_proj.weight", 1);
     if (s->qkv_bias) {
       add(l, 0, q, bias, i, "self_attn.q_proj.bias");
       add(l, 0, kv, bias, i, "self_attn.k_proj.bias");
@@ -131,9 +134,9 @@ static void list_tensors(const Shape *s, List *l) {
       add(l, 0, s->head_dim, head_norm, i, "self_attn.k_norm.weight");
     }
     add(l, 0, h, norm, i, "post_attention_layernorm.weight");
-    add_matrix(l, s->inter, h, i, "mlp.gate_proj.weight");
-    add_matrix(l, s->inter, h, i, "mlp.up_proj.weight");
-    add_matrix(l, h, s->inter, i, "mlp.down_proj.weight");
+    add_matrix(l, s->inter, h, i, "mlp.gate_proj.weight", 1);
+    add_matrix(l, s->inter, h, i, "mlp.up_proj.weight", 1);
+    add_matrix(l, h, s->inter, i, "mlp.down_proj.weight", 1);
     if (s->mlp_bias) {
       add(l, 0, s->inter, bias, i, "mlp.gate_proj.bias");
       add(l, 0, s->inter, bias, i, "mlp.up_proj.bias");
@@ -141,7 +144,7 @@ static void list_tensors(const Shape *s, List *l) {
     }
   }
   add(l, 0, h, norm, -1, "model.norm.weight");
-  if (!s->tied) add_matrix(l, s->vocab, h, -1, "lm_head.weight");
+  if (!s->tied) add_matrix(l, s->vocab, h, -1, "lm_head.weight", 1);
 }
 //< synth_list
 
