@@ -490,7 +490,9 @@ static int check_attention(Check *c, uint32_t layer) {
 /*: ## The chain
 
 The table at the top of this file, as code. Every layer has the same edges; the residual comes from the
-layer before, and each buffer's version from the layer before must no longer be needed. :*/
+layer before, and each buffer's version from the layer before must no longer be needed. Some comparisons
+follow from others (the residual rows that wo reads in place are older than all of qkv). They stand here
+because the table says so, and a comparison is cheaper than the argument why it may be left out. :*/
 //> chain
 static int check_layer(Check *c, uint32_t l) {
   bool parts = c->p->ffn_parts > 0;

@@ -1,0 +1,763 @@
+/*: # Does the gate hold?
+
+Three kinds of evidence. Each rule refuses a plan that breaks it and nothing else, and says so by name. Plans
+that are unusual and still right are accepted. And a hundred thousand damaged plans are judged by
+`plan_validate` and by the element-by-element judge of `brute_force.h`, which must agree on every one. :*/
+#include "testing.h"
+
+#include <math.h>
+
+#include "brute_force.h"
+
+/*: ## Plans to damage :*/
+//> tiny_plans
+static Shape tiny(int32_t hidden, int32_t heads, int32_t kv_heads, int32_t inter, int32_t layers,
+                  int32_t vocab) {
+  return (Shape){.name = "tiny",
+                 .family = "llama",
+                 .vocab = vocab,
+                 .hidden = hidden,
+                 .inter = inter,
+                 .layers = layers,
+                 .heads = heads,
+                 .kv_heads = kv_heads,
+                 .head_dim = 2,
+                 .max_context = 64,
+                 .rms_eps = 1e-5f,
+                 .rope = {.theta = 10000},
+                 .dtype = DT_BF16,
+                 .tied = true};
+}
+
+static Target machine(uint32_t workers, FfnKind ffn) {
+  return (Target){.name = "test",
+                  .kind = "cpu",
+                  .workers = workers,
+                  .threads = 1,
+                  .fused_context = 8,
+                  .read_gbs = 40,
+                  .ffn = ffn};
+}
+
+static void must_plan(const Shape *s, const Target *t, Plan *p) {
+  Error e;
+  assert_ok(plan_make(s, t, p, &e), &e);
+}
+
+static void *copy(const void *from, size_t bytes, size_t room) {
+  void *to = malloc(room);
+  if (!to) give_up("malloc");
+  memcpy(to, from, bytes);
+  return to;
+}
+
+enum { ROOM = 64 }; // tiles and waves that a mutation may add
+
+static Plan plan_copy(const Plan *p) {
+  Plan q = *p;
+  q.tile = copy(p->tile, p->tile_count * sizeof(Tile), (p->tile_count + ROOM) * sizeof(Tile));
+  memset(q.tile + p->tile_count, 0, ROOM * sizeof(Tile));
+  q.barrier = copy(p->barrier, p->wave_count * 4, (p->wave_count + ROOM) * 4);
+  memset(q.barrier + p->wave_count, 0, ROOM * 4);
+  // first[] has room for more workers too, so that a damaged count is judged and not read past.
+  q.first = copy(p->first, (p->workers + 1) * 4, (p->workers + 1 + ROOM) * 4);
+  for (uint32_t w = p->workers + 1; w < p->workers + 1 + ROOM; w++) q.first[w] = p->tile_count;
+  return q;
+}
+//< tiny_plans
+
+/*: ## Mutations
+
+Each is one kind of mistake a planner, an editor or a bad disk could make. Some leave the plan valid, and must: a
+validator that refuses everything agrees with nobody. :*/
+//> mutations
+typedef uint64_t Rng;
+
+static uint32_t below(Rng *r, uint32_t n) { return (uint32_t)(test_random(r) % n); }
+
+// A value near `v`, or small, or anything.
+static uint32_t nearby(Rng *r, uint32_t v) {
+  switch (below(r, 6)) {
+  case 0: return v + 1;
+  case 1: return v - 1;
+  case 2: return below(r, 4);
+  case 3: return below(r, 40);
+  case 4: return v + below(r, 9) - 4;
+  default: return (uint32_t)test_random(r);
+  }
+}
+
+enum { FIELDS = 7 };
+
+static uint32_t get_field(const Tile *t, uint32_t f) {
+  const uint32_t v[FIELDS] = {t->op, t->layer, t->wave, t->worker, t->row0, t->row1, t->part};
+  return v[f];
+}
+
+static void set_field(Tile *t, uint32_t f, uint32_t v) {
+  switch (f) {
+  case 0: t->op = (uint16_t)v; break;
+  case 1: t->layer = (uint16_t)v; break;
+  case 2: t->wave = v; break;
+  case 3: t->worker = v; break;
+  case 4: t->row0 = v; break;
+  case 5: t->row1 = v; break;
+  default: t->part = v;
+  }
+}
+
+static void insert_tile(Plan *p, uint32_t at, Tile t) {
+  memmove(p->tile + at + 1, p->tile + at, (p->tile_count - at) * sizeof t);
+  p->tile[at] = t;
+  p->tile_count++;
+}
+
+static void remove_tile(Plan *p, uint32_t at) {
+  p->tile_count--;
+  memmove(p->tile + at, p->tile + at + 1, (p->tile_count - at) * sizeof(Tile));
+}
+
+static void insert_wave(Plan *p, uint32_t after, uint32_t barrier) {
+  for (uint32_t i = 0; i < p->tile_count; i++)
+    if (p->tile[i].wave > after) p->tile[i].wave++;
+  memmove(p->barrier + after + 1, p->barrier + after, (p->wave_count - after) * 4);
+  p->wave_count++;
+  p->barrier[after] = barrier;
+}
+
+static void join_waves(Plan *p, uint32_t w) { // w and w + 1
+  if (w + 1 >= p->wave_count) return;
+  for (uint32_t i = 0; i < p->tile_count; i++)
+    if (p->tile[i].wave > w) p->tile[i].wave--;
+  memmove(p->barrier + w, p->barrier + w + 1, (p->wave_count - w - 1) * 4);
+  p->wave_count--;
+}
+
+// The tiles of wave w that a coin chooses go to a new wave before or behind the others.
+static void part_wave(Plan *p, Rng *r, uint32_t w) {
+  insert_wave(p, w, below(r, 3) == 0);
+  for (uint32_t i = 0; i < p->tile_count; i++)
+    if (p->tile[i].wave == w && below(r, 2)) p->tile[i].wave = w + 1;
+}
+
+static void merge_tiles(Plan *p, Rng *r) {
+  uint32_t a = below(r, p->tile_count);
+  for (uint32_t b = 0; b < p->tile_count; b++) {
+    Tile *s = &p->tile[a], *t = &p->tile[b];
+    if (s->op != t->op || s->layer != t->layer || s->row1 != t->row0) continue;
+    if ((s->op == OP_SCORES || s->op == OP_VALUES) && s->part != t->part) continue;
+    s->row1 = t->row1;
+    // A numbered part vanishes with its tile: the highest number must, for the others to stay dense.
+    if (s->op == OP_LM_HEAD && below(r, 2)) {
+      for (uint32_t i = 0; i < p->tile_count; i++)
+        if (p->tile[i].op == OP_LM_HEAD && p->tile[i].part > t->part) p->tile[i].part--;
+      if (s->part > t->part) s->part--;
+      p->slots--;
+    }
+    remove_tile(p, b);
+    return;
+  }
+}
+
+static void mutate_header(Plan *p, Rng *r) {
+  switch (below(r, 9)) {
+  case 0: p->workers = nearby(r, p->workers); break;
+  case 1: p->wave_count += below(r, 3) - 1; break;
+  case 2: p->tile_count += below(r, 3) - 1; break;
+  case 3: p->chunks = nearby(r, p->chunks); break;
+  case 4: p->ffn_parts = nearby(r, p->ffn_parts); break;
+  case 5: p->slots = nearby(r, p->slots); break;
+  case 6: p->fused_context = nearby(r, p->fused_context); break;
+  case 7: p->target.workers = nearby(r, p->target.workers); break;
+  default: p->first[below(r, p->workers + 1)] += below(r, 3) - 1;
+  }
+  if (p->workers > 64) p->workers = 0; // beyond the room of first[]
+}
+
+static void mutate(Plan *p, Rng *r) {
+  uint32_t i = below(r, p->tile_count), j = below(r, p->tile_count), f = below(r, FIELDS);
+  uint32_t w = below(r, p->wave_count);
+  Tile *t = &p->tile[i];
+  switch (below(r, 16)) {
+  case 0:
+  case 1: set_field(t, f, nearby(r, get_field(t, f))); break;
+  case 2: {
+    uint32_t v = get_field(t, f);
+    set_field(t, f, get_field(&p->tile[j], f));
+    set_field(&p->tile[j], f, v);
+    break;
+  }
+  case 3: remove_tile(p, i); break;
+  case 4: insert_tile(p, i, p->tile[j]); break;
+  case 5:
+  case 6:
+    if (t->row1 - t->row0 > 1) {
+      Tile rest = *t;
+      t->row1 = rest.row0 = t->row0 + 1 + below(r, t->row1 - t->row0 - 1);
+      if (below(r, 2)) rest.worker = below(r, p->workers);
+      if (rest.op == OP_LM_HEAD && below(r, 2)) rest.part = p->slots++;
+      if (rest.op == OP_FFN && below(r, 2)) rest.part = p->ffn_parts++;
+      insert_tile(p, i + 1, rest);
+    }
+    break;
+  case 7: merge_tiles(p, r); break;
+  case 8: t->worker = below(r, p->workers); break;
+  case 9: t->wave = below(r, 2) ? t->wave + below(r, 3) - 1 : w; break;
+  case 10:
+  case 11: p->barrier[w] = below(r, 8) ? !p->barrier[w] : nearby(r, 0); break;
+  case 12: part_wave(p, r, w); break;
+  case 13: join_waves(p, w); break;
+  case 14: // two tiles change places in time, or two neighbours in the array
+    if (below(r, 2)) {
+      uint32_t v = t->wave;
+      t->wave = p->tile[j].wave;
+      p->tile[j].wave = v;
+    } else if (i + 1 < p->tile_count) {
+      Tile x = *t;
+      t[0] = t[1];
+      t[1] = x;
+    }
+    break;
+  default: mutate_header(p, r);
+  }
+}
+
+static int by_worker_and_wave(const void *a, const void *b) {
+  const Tile *s = a, *t = b;
+  if (s->worker != t->worker) return s->worker < t->worker ? -1 : 1;
+  if (s->wave != t->wave) return s->wave < t->wave ? -1 : 1;
+  return 0;
+}
+
+static void index_again(Plan *p) {
+  for (uint32_t w = 0; w <= p->workers; w++) {
+    p->first[w] = 0;
+    for (uint32_t i = 0; i < p->tile_count; i++) p->first[w] += p->tile[i].worker < w;
+  }
+}
+//< mutations
+
+/*: ## Agreement :*/
+//> agreement
+static const char *const rules[] = {
+    "sizes",        "grid",      "order",        "bounds",       "barriers",
+    "one FFN form", "one chunk", "written once", "no overwrite", "read after write"};
+enum { RULES = sizeof rules / sizeof *rules };
+
+static void count_rule(const char *text, unsigned *refused) {
+  for (int k = 0; k < RULES; k++) {
+    char quoted[40];
+    snprintf(quoted, sizeof quoted, "rule \"%s\"", rules[k]);
+    if (strstr(text, quoted)) {
+      refused[k]++;
+      return;
+    }
+  }
+  fail_msg("no rule in \"%s\"", text);
+}
+
+static bool same_plan(const Plan *p, const Plan *q) {
+  return p->workers == q->workers && p->target.workers == q->target.workers &&
+         p->wave_count == q->wave_count && p->tile_count == q->tile_count &&
+         p->chunks == q->chunks && p->ffn_parts == q->ffn_parts && p->slots == q->slots &&
+         p->fused_context == q->fused_context &&
+         memcmp(p->barrier, q->barrier, q->wave_count * sizeof *q->barrier) == 0 &&
+         memcmp(p->first, q->first, (q->workers + 1) * sizeof *q->first) == 0 &&
+         memcmp(p->tile, q->tile, q->tile_count * sizeof *q->tile) == 0;
+}
+
+static void agree_on_mutants(void **state) {
+  (void)state;
+  const struct {
+    Shape s;
+    uint32_t workers;
+    FfnKind ffn;
+  } bases[] = {
+      {tiny(6, 2, 1, 5, 2, 7), 3, FFN_FUSED}, {tiny(6, 2, 1, 5, 2, 7), 3, FFN_SPLIT},
+      {tiny(4, 2, 2, 3, 1, 5), 4, FFN_FUSED}, {tiny(4, 2, 2, 3, 2, 5), 1, FFN_SPLIT},
+      {tiny(5, 3, 3, 7, 1, 9), 2, FFN_FUSED}, {tiny(5, 3, 3, 4, 2, 4), 2, FFN_SPLIT},
+      {tiny(4, 2, 1, 6, 3, 3), 1, FFN_FUSED}, {tiny(8, 4, 2, 8, 1, 11), 5, FFN_SPLIT},
+      {tiny(3, 1, 1, 3, 2, 2), 4, FFN_FUSED}, {tiny(6, 4, 4, 5, 2, 6), 2, FFN_FUSED},
+  };
+  enum { BASES = sizeof bases / sizeof *bases, EACH = 100000 / BASES };
+  unsigned valid = 0, refused[RULES] = {0};
+  Rng r = 20261129;
+  for (int b = 0; b < BASES; b++) {
+    Target t = machine(bases[b].workers, bases[b].ffn);
+    Plan base;
+    must_plan(&bases[b].s, &t, &base);
+    assert_null(brute_force(&base));
+    for (int n = 0; n < EACH; n++) {
+      Plan p = plan_copy(&base);
+      for (uint32_t k = 0, times = 1 + below(&r, 4) / 2;
+           k < times && p.tile_count && p.wave_count && p.workers; k++)
+        mutate(&p, &r);
+      if (same_plan(&p, &base)) { // nothing to split, nothing to merge: another try
+        plan_free(&p);
+        n--;
+        continue;
+      }
+      if (below(&r, 4)) { // mostly put in order again, so that deeper rules get their turn
+        qsort(p.tile, p.tile_count, sizeof(Tile), by_worker_and_wave);
+        index_again(&p);
+      }
+      Error e = {0};
+      bool ours = plan_validate(&p, &e) == 0;
+      const char *theirs = brute_force(&p);
+      if (ours != !theirs)
+        fail_msg("base %d mutant %d: plan_validate: %s; element by element: %s", b, n,
+                 ours ? "valid" : e.text, theirs ? theirs : "valid");
+      if (ours) valid++;
+      else {
+        assert_int_equal(e.code, EXIT_PLAN);
+        count_rule(e.text, refused);
+      }
+      plan_free(&p);
+    }
+    plan_free(&base);
+  }
+  printf("%d mutants: %u valid", BASES * EACH, valid);
+  for (int k = 0; k < RULES; k++) printf(", %s %u", rules[k], refused[k]);
+  printf("\n");
+  assert_true(valid > 5000 && valid < 50000);
+  for (int k = 0; k < RULES; k++) assert_true(refused[k] > 0);
+}
+//< agreement
+
+/*: ## Rule by rule :*/
+//> rule_by_rule
+// A plan with two chunks and both attention forms: 2 K/V heads on 4 workers.
+static void base_plan(Plan *p, FfnKind ffn) {
+  Shape s = tiny(8, 4, 2, 8, 2, 9);
+  Target t = machine(4, ffn);
+  Plan q;
+  must_plan(&s, &t, &q);
+  assert_int_equal(q.chunks, 2);
+  *p = plan_copy(&q);
+  plan_free(&q);
+}
+
+static Tile *nth(Plan *p, Op op, uint32_t layer, uint32_t n) {
+  for (uint32_t i = 0; i < p->tile_count; i++)
+    if (p->tile[i].op == op && p->tile[i].layer == layer && n-- == 0) return &p->tile[i];
+  fail_msg("no such tile: %s layer %u", op_name((int)op), layer);
+  return NULL;
+}
+
+static void refused_by(Plan *p, const char *rule) {
+  qsort(p->tile, p->tile_count, sizeof(Tile), by_worker_and_wave);
+  if (p->workers <= ROOM) index_again(p);
+  char quoted[40];
+  snprintf(quoted, sizeof quoted, "rule \"%s\"", rule);
+  Error e = {0};
+  assert_int_equal(plan_validate(p, &e), -1);
+  assert_error(&e, EXIT_PLAN, quoted);
+  plan_free(p);
+}
+
+static void accepted(Plan *p) {
+  qsort(p->tile, p->tile_count, sizeof(Tile), by_worker_and_wave);
+  index_again(p);
+  Error e = {0};
+  assert_ok(plan_validate(p, &e), &e);
+  assert_null(brute_force(p));
+  plan_free(p);
+}
+
+static void the_message_names_the_tile(void **state) {
+  (void)state;
+  Plan p;
+  base_plan(&p, FFN_FUSED);
+  Tile *t = nth(&p, OP_QKV, 1, 2);
+  uint32_t index = (uint32_t)(t - p.tile);
+  t->row1 = 99;
+  Error e;
+  assert_int_equal(plan_validate(&p, &e), -1);
+  char want[200];
+  snprintf(want, sizeof want,
+           "plan: tile %u (qkv layer 1 rows %u..99 wave %u worker %u): rule \"bounds\": rows "
+           "%u..99 of 16",
+           index, t->row0, t->wave, t->worker, t->row0);
+  assert_string_equal(e.text, want);
+  plan_free(&p);
+}
+
+static void sizes(void **state) {
+  (void)state;
+  Plan p;
+  base_plan(&p, FFN_FUSED);
+  Plan good = p;
+  Error e;
+#define REFUSED(change)                                                                            \
+  do {                                                                                             \
+    p = good;                                                                                      \
+    change;                                                                                        \
+    assert_int_equal(plan_validate(&p, &e), -1);                                                   \
+    assert_error(&e, EXIT_PLAN, "rule \"sizes\"");                                                 \
+    assert_non_null(brute_force(&p));                                                              \
+  } while (0)
+  REFUSED(p.shape.vocab = 0);
+  REFUSED(p.shape.hidden = -1);
+  REFUSED(p.shape.inter = 1 << 30);
+  REFUSED(p.shape.layers = 0);
+  REFUSED(p.shape.layers = 65536);
+  REFUSED(p.shape.heads = 3); // not a multiple of 2
+  REFUSED(p.shape.kv_heads = 0);
+  REFUSED(p.shape.kv_heads = 8); // more than heads
+  REFUSED(p.shape.head_dim = 3);
+  REFUSED(p.shape.head_dim = INT32_MAX - 1);
+  REFUSED(p.shape.heads = 4096; p.shape.head_dim = 1 << 16);
+  REFUSED(p.shape.max_context = 0);
+  REFUSED(p.shape.dtype = DT_NONE);
+  REFUSED(p.shape.dtype = DT_COUNT);
+  REFUSED(p.workers = 0);
+  REFUSED(p.workers = p.target.workers = 65537);
+  REFUSED(p.target.workers = 5);
+  REFUSED(p.tile_count = 0);
+  REFUSED(p.tile_count = PLAN_MAX_TILES + 1);
+  REFUSED(p.wave_count = 0);
+  REFUSED(p.wave_count = p.tile_count + 1);
+  REFUSED(p.chunks = 0);
+  REFUSED(p.chunks = PLAN_MAX_CHUNKS + 1);
+  REFUSED(p.ffn_parts = 9); // more than intermediate rows
+  REFUSED(p.slots = 0);
+  REFUSED(p.slots = 10);        // more than ids
+  REFUSED(p.fused_context = 0); // a chunk could be empty
+  REFUSED(p.target.read_gbs = -1);
+  REFUSED(p.target.barrier_us = (double)NAN);
+  REFUSED(p.target.ramp_us = (double)INFINITY);
+#undef REFUSED
+  plan_free(&good);
+}
+
+static void grid_and_order(void **state) {
+  (void)state;
+  Plan p;
+  base_plan(&p, FFN_FUSED);
+  nth(&p, OP_WO, 0, 0)->worker = 4;
+  refused_by(&p, "grid");
+  base_plan(&p, FFN_FUSED);
+  nth(&p, OP_LM_HEAD, 0, 0)->wave = p.wave_count;
+  refused_by(&p, "grid");
+
+  Error e;
+  base_plan(&p, FFN_FUSED);
+  Tile t = p.tile[0];
+  p.tile[0] = p.tile[1];
+  p.tile[1] = t;
+  assert_int_equal(plan_validate(&p, &e), -1);
+  assert_error(&e, EXIT_PLAN, "rule \"order\"");
+  assert_int_equal(plan_index(&p, &e), -1);
+  assert_error(&e, EXIT_PLAN, "rule \"order\"");
+  plan_free(&p);
+
+  for (uint32_t w = 0; w <= 4; w++) {
+    base_plan(&p, FFN_FUSED);
+    p.first[w]++;
+    assert_int_equal(plan_validate(&p, &e), -1);
+    assert_error(&e, EXIT_PLAN, "rule \"order\"");
+    assert_ok(plan_index(&p, &e), &e); // derives it again
+    assert_ok(plan_validate(&p, &e), &e);
+    plan_free(&p);
+  }
+}
+
+static void bounds(void **state) {
+  (void)state;
+  const struct {
+    Op op;
+    uint32_t field, value;
+  } bad[] = {
+      {OP_EMBED, 0, OP_COUNT},
+      {OP_EMBED, 0, 65535},
+      {OP_EMBED, 1, 1},
+      {OP_EMBED, 5, 9},
+      {OP_EMBED, 5, UINT32_MAX},
+      {OP_EMBED, 4, UINT32_MAX},
+      {OP_EMBED, 6, 1},
+      {OP_QKV, 1, 2},
+      {OP_QKV, 5, 17},
+      {OP_QKV, 6, 1},
+      {OP_SCORES, 5, 3},
+      {OP_SCORES, 6, 2},
+      {OP_VALUES, 5, 3},
+      {OP_VALUES, 6, 2},
+      {OP_WO, 5, 9},
+      {OP_WO, 6, 1},
+      {OP_FFN, 5, 9},
+      {OP_FFN, 6, 4},
+      {OP_FFN_REDUCE, 5, 9},
+      {OP_FFN_REDUCE, 6, 1},
+      {OP_FINAL_NORM, 5, 9},
+      {OP_FINAL_NORM, 1, 1},
+      {OP_FINAL_NORM, 6, 1},
+      {OP_LM_HEAD, 5, 10},
+      {OP_LM_HEAD, 1, 1},
+      {OP_LM_HEAD, 6, 4},
+  };
+  Plan p;
+  for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
+    base_plan(&p, FFN_FUSED);
+    set_field(nth(&p, bad[k].op, 0, 0), bad[k].field, bad[k].value);
+    refused_by(&p, "bounds");
+  }
+  const Op split[] = {OP_GATE_UP, OP_DOWN};
+  for (int k = 0; k < 2; k++) {
+    base_plan(&p, FFN_SPLIT);
+    nth(&p, split[k], 0, 0)->row1 = 9;
+    refused_by(&p, "bounds");
+    base_plan(&p, FFN_SPLIT);
+    nth(&p, split[k], 0, 0)->part = 1;
+    refused_by(&p, "bounds");
+  }
+  base_plan(&p, FFN_FUSED);
+  nth(&p, OP_WO, 0, 0)->row1 = nth(&p, OP_WO, 0, 0)->row0; // empty
+  refused_by(&p, "bounds");
+}
+
+static void barriers(void **state) {
+  (void)state;
+  Plan p;
+  base_plan(&p, FFN_FUSED);
+  p.barrier[0] = 2;
+  refused_by(&p, "barriers");
+  base_plan(&p, FFN_FUSED);
+  p.barrier[p.wave_count - 1] = BARRIER_IF_SPLIT;
+  refused_by(&p, "barriers");
+  base_plan(&p, FFN_FUSED);
+  insert_wave(&p, 3, BARRIER_ALWAYS);
+  refused_by(&p, "barriers");
+  // The barrier between the forms may stay in both. No other may be skipped, except one beside it: between
+  // values and wo none of the two may be missing in the fused form, but either alone will do.
+  uint32_t valid = 0;
+  base_plan(&p, FFN_FUSED);
+  uint32_t waves = p.wave_count;
+  plan_free(&p);
+  for (uint32_t w = 0; w < waves; w++) {
+    base_plan(&p, FFN_FUSED);
+    p.barrier[w] = !p.barrier[w];
+    Error e;
+    bool ours = plan_validate(&p, &e) == 0;
+    assert_int_equal(ours, brute_force(&p) == NULL);
+    valid += ours;
+    plan_free(&p);
+  }
+  assert_int_equal(valid, 2); // the two scores barriers
+}
+
+static void forms(void **state) {
+  (void)state;
+  Plan p;
+  base_plan(&p, FFN_FUSED);
+  nth(&p, OP_FFN, 1, 0)->op = OP_GATE_UP;
+  refused_by(&p, "one FFN form");
+  base_plan(&p, FFN_FUSED);
+  p.ffn_parts = 0;
+  refused_by(&p, "one FFN form");
+  base_plan(&p, FFN_SPLIT);
+  nth(&p, OP_DOWN, 1, 3)->op = OP_FFN_REDUCE;
+  refused_by(&p, "one FFN form");
+  base_plan(&p, FFN_SPLIT);
+  p.ffn_parts = 4;
+  refused_by(&p, "one FFN form");
+
+  base_plan(&p, FFN_SPLIT);
+  p.chunks = 1;
+  refused_by(&p, "one chunk"); // fused_context says otherwise
+  base_plan(&p, FFN_SPLIT);
+  p.chunks = 1;
+  p.fused_context = UINT32_MAX;
+  refused_by(&p, "one chunk"); // so do the values tiles
+}
+
+static void written_once(void **state) {
+  (void)state;
+  Plan p;
+  Error e;
+  for (int form = FFN_FUSED; form <= FFN_SPLIT; form++)
+    for (int op = 0; op < OP_COUNT; op++) {
+      if (form == FFN_FUSED ? op == OP_GATE_UP || op == OP_DOWN
+                            : op == OP_FFN || op == OP_FFN_REDUCE)
+        continue;
+      // A tile is missing, at either end and in the middle; a tile is there twice.
+      for (uint32_t n = 0; n < 4; n++) {
+        base_plan(&p, (FfnKind)form);
+        remove_tile(&p, (uint32_t)(nth(&p, (Op)op, 0, n) - p.tile));
+        refused_by(&p, "written once");
+        base_plan(&p, (FfnKind)form);
+        Tile *t = nth(&p, (Op)op, 0, n);
+        insert_tile(&p, (uint32_t)(t - p.tile), *t);
+        refused_by(&p, "written once");
+      }
+    }
+  // All tiles of one opcode in one layer are gone, and their wave with them.
+  for (int op = 0; op < OP_COUNT; op++) {
+    if (op == OP_GATE_UP || op == OP_DOWN) continue;
+    base_plan(&p, FFN_FUSED);
+    uint32_t wave = nth(&p, (Op)op, 0, 0)->wave;
+    for (uint32_t i = 0; i < p.tile_count;) {
+      if (p.tile[i].wave == wave) remove_tile(&p, i);
+      else i++;
+    }
+    if (wave + 1 < p.wave_count) join_waves(&p, wave);
+    else p.wave_count--;
+    refused_by(&p, "written once");
+  }
+  // Two FFN tiles for one partial, two lm_head tiles for one slot: rows are fine, parts are not.
+  base_plan(&p, FFN_FUSED);
+  nth(&p, OP_FFN, 0, 1)->part = 0;
+  assert_int_equal(plan_validate(&p, &e), -1);
+  assert_error(&e, EXIT_PLAN, "another tile writes the same part");
+  refused_by(&p, "written once");
+  base_plan(&p, FFN_FUSED);
+  nth(&p, OP_LM_HEAD, 0, 3)->part = 1;
+  refused_by(&p, "written once");
+  base_plan(&p, FFN_FUSED);
+  p.slots = 5; // a slot that nobody fills would be read all the same
+  refused_by(&p, "written once");
+}
+
+static void in_time(void **state) {
+  (void)state;
+  Plan p;
+  // Each wave joined with the next one. Where the first is scores, only the split form suffers.
+  for (int form = FFN_FUSED; form <= FFN_SPLIT; form++) {
+    base_plan(&p, (FfnKind)form);
+    uint32_t waves = p.wave_count;
+    plan_free(&p);
+    for (uint32_t w = 0; w + 1 < waves; w++) {
+      base_plan(&p, (FfnKind)form);
+      join_waves(&p, w);
+      qsort(p.tile, p.tile_count, sizeof(Tile), by_worker_and_wave);
+      index_again(&p);
+      Error e;
+      assert_int_equal(plan_validate(&p, &e), -1);
+      assert_non_null(brute_force(&p));
+      assert_true(strstr(e.text, "read after write") || strstr(e.text, "no overwrite"));
+      plan_free(&p);
+    }
+  }
+  // One tile of a wave comes one wave too early: it reads what is being written.
+  const Op early[] = {OP_QKV, OP_SCORES, OP_VALUES, OP_WO, OP_FFN, OP_FINAL_NORM, OP_LM_HEAD};
+  for (size_t k = 0; k < sizeof early / sizeof *early; k++) {
+    base_plan(&p, FFN_FUSED);
+    nth(&p, early[k], 0, 1)->wave--;
+    refused_by(&p, "read after write");
+  }
+  // wo writes residual rows that qkv of the same epoch still reads.
+  base_plan(&p, FFN_FUSED);
+  nth(&p, OP_WO, 1, 1)->wave = nth(&p, OP_QKV, 1, 0)->wave;
+  refused_by(&p, "no overwrite");
+  // qkv of the next layer writes rows that scores of this one still reads.
+  base_plan(&p, FFN_SPLIT);
+  nth(&p, OP_QKV, 1, 1)->wave = nth(&p, OP_SCORES, 0, 0)->wave;
+  refused_by(&p, "no overwrite");
+}
+
+// In the fused form, scores reads V rows and writes partials one barrier earlier than in the split form.
+static void both_forms_are_checked(void **state) {
+  (void)state;
+  Plan p;
+  Error e;
+  // The V rows come one wave later, together with scores: enough for values, too late for the fused form.
+  base_plan(&p, FFN_FUSED);
+  uint32_t moved = 0;
+  for (uint32_t i = 0; i < p.tile_count; i++)
+    if (p.tile[i].op == OP_QKV && p.tile[i].row0 >= 12 && p.tile[i].row1 <= 16) {
+      p.tile[i].wave++;
+      moved++;
+    }
+  assert_int_equal(moved, 2); // one in each layer
+  qsort(p.tile, p.tile_count, sizeof(Tile), by_worker_and_wave);
+  index_again(&p);
+  assert_int_equal(plan_validate(&p, &e), -1);
+  assert_error(&e, EXIT_PLAN, "newest V row");
+  assert_error(&e, EXIT_PLAN, "up to fused_context");
+  assert_non_null(brute_force(&p));
+  plan_free(&p);
+}
+//< rule_by_rule
+
+/*: ## Unusual, and right :*/
+//> unusual
+static void unusual_plans_pass(void **state) {
+  (void)state;
+  Plan p;
+  base_plan(&p, FFN_FUSED); // as made
+  accepted(&p);
+  base_plan(&p, FFN_SPLIT);
+  accepted(&p);
+
+  base_plan(&p, FFN_FUSED); // one worker does everything, the others only wait
+  for (uint32_t i = 0; i < p.tile_count; i++) p.tile[i].worker = 2;
+  accepted(&p);
+
+  base_plan(&p, FFN_FUSED); // tiles of one row
+  for (uint32_t i = 0; i < p.tile_count; i++)
+    while (p.tile[i].op == OP_QKV && p.tile[i].row1 - p.tile[i].row0 > 1) {
+      Tile t = p.tile[i];
+      t.row0 = p.tile[i].row1 = t.row1 - 1;
+      insert_tile(&p, i + 1, t);
+    }
+  accepted(&p);
+
+  base_plan(&p, FFN_FUSED); // a tile that serves both heads of a chunk
+  for (uint32_t i = 0; i < p.tile_count; i++)
+    if ((p.tile[i].op == OP_SCORES || p.tile[i].op == OP_VALUES) && p.tile[i].row0 == 1)
+      remove_tile(&p, i--);
+  for (uint32_t i = 0; i < p.tile_count; i++)
+    if (p.tile[i].op == OP_SCORES || p.tile[i].op == OP_VALUES) p.tile[i].row1 = 2;
+  accepted(&p);
+
+  base_plan(&p, FFN_FUSED); // parts and rows in different orders
+  uint32_t part = nth(&p, OP_FFN, 0, 0)->part;
+  nth(&p, OP_FFN, 0, 0)->part = nth(&p, OP_FFN, 0, 3)->part;
+  nth(&p, OP_FFN, 0, 3)->part = part;
+  accepted(&p);
+
+  base_plan(&p, FFN_FUSED); // a wave cut in two, with a barrier more
+  insert_wave(&p, 1, BARRIER_ALWAYS);
+  nth(&p, OP_QKV, 0, 2)->wave = 2;
+  accepted(&p);
+
+  base_plan(&p, FFN_FUSED); // fewer partials than workers: the last tile takes the rows of two
+  for (uint32_t l = 0; l < 2; l++) {
+    uint32_t row1 = nth(&p, OP_FFN, l, 3)->row1;
+    remove_tile(&p, (uint32_t)(nth(&p, OP_FFN, l, 3) - p.tile));
+    nth(&p, OP_FFN, l, 2)->row1 = row1;
+  }
+  p.ffn_parts = 3;
+  accepted(&p);
+}
+
+// The largest plans that anybody would make: the check must stay a walk, not a search.
+static void a_wide_plan_is_one_walk(void **state) {
+  (void)state;
+  Shape s = tiny(2048, 32, 8, 8192, 16, 128256);
+  s.head_dim = 64;
+  Target t = machine(132, FFN_FUSED);
+  Plan p;
+  must_plan(&s, &t, &p);
+  assert_int_equal(p.chunks, 16);
+  assert_int_equal(p.tile_count, 132 + 16 * (5 * 132 + 2 * 128 - 132) + 2 * 132);
+  plan_free(&p);
+}
+//< unusual
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_message_names_the_tile),
+      cmocka_unit_test(sizes),
+      cmocka_unit_test(grid_and_order),
+      cmocka_unit_test(bounds),
+      cmocka_unit_test(barriers),
+      cmocka_unit_test(forms),
+      cmocka_unit_test(written_once),
+      cmocka_unit_test(in_time),
+      cmocka_unit_test(both_forms_are_checked),
+      cmocka_unit_test(unusual_plans_pass),
+      cmocka_unit_test(a_wide_plan_is_one_walk),
+      cmocka_unit_test(agree_on_mutants),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
