@@ -218,7 +218,7 @@ void rope_frequencies(const Shape *s, float *out) {
 JSON has one kind of number and Python writes `1e5`, `100000` and `100000.0` for the same one; any is
 taken where an integer is meant, as long as it is whole. Of two equal keys the last counts, as in the
 programs that wrote the file. A key that is `null` counts as absent. :*/
-//> json
+//> model_json
 struct cJSON *json_parse(const char *file, const void *text, size_t bytes, Error *e) {
   if (!bytes) return fail(e, EXIT_INPUT, "%s: empty, wanted JSON", file), NULL;
   const void *nul = memchr(text, 0, bytes);
@@ -277,7 +277,7 @@ static const char *json_word(const cJSON *object, const char *key) { // or NULL
   const cJSON *j = json_get(object, key);
   return cJSON_IsString(j) ? j->valuestring : NULL;
 }
-//< json
+//< model_json
 
 /*: ### Families
 
@@ -514,7 +514,7 @@ int config_parse(const char *file, const void *text, size_t bytes, Shape *out, i
 /*: ## The source
 
 What the user names is told apart by its first bytes, not by its suffix. :*/
-//> source
+//> source_open
 static char *join(const char *folder, const char *name) { // malloc'd, or NULL
   size_t n = strlen(folder) + strlen(name) + 2;
   char *path = malloc(n);
@@ -586,10 +586,10 @@ void source_text_free(const Source *s, Mapping *m) {
   if (s->kind == SOURCE_FOLDER) unmap_file(m);
   *m = (Mapping){0};
 }
-//< source
+//< source_open
 
 /*: ## Memory that lives as long as the model :*/
-//> store
+//> model_store
 typedef struct Store {
   TensorSet tensors; // of a folder
   void **block;      // stb_ds array of what model_keep gave out
@@ -625,10 +625,10 @@ void model_close(Model *m) {
   free(m->stop_ids);
   *m = (Model){0};
 }
-//< store
+//< model_store
 
 /*: ## Two spellings of every name :*/
-//> names
+//> weight_names
 enum {
   W_ATTN_NORM,
   W_FFN_NORM,
@@ -662,14 +662,14 @@ static const char *const NAMES[][2] = {
     [W_FINAL_NORM] = {"model.norm", "output_norm"},
     [W_HEAD] = {"lm_head", "output"},
 };
-//< names
+//< weight_names
 
 /*: ## Binding
 
 A **binder** walks the names and fills the model. It remembers which tensors it took, because what is left
 over says as much as what is missing: a bias that the config does not mention would be dropped in
 silence. :*/
-//> binder
+//> model_binder
 typedef struct Wide { // a matrix to be widened once its place is known
   const Tensor *tensor;
   Matrix *matrix;
@@ -723,7 +723,7 @@ static int widens(const Tensor *t) { // index into WIDENS, or -1
     if (!strcmp(t->type, WIDENS[i])) return i;
   return -1;
 }
-//< binder
+//< model_binder
 
 //> bind_matrix
 // A stored matrix of more rows than `rows` is padded (a head rounded up to a round number): the rest is
@@ -914,7 +914,9 @@ static int bind_rest(Binder *b) {
   ptrdiff_t count = 0;
   for (ptrdiff_t i = 0; i < arrlen(b->set->list); i++) {
     const Tensor *t = &b->set->list[i];
-    if (b->used[i] || strstr(t->name, "rotary_emb.inv_freq")) continue;
+    if (b->used[i] || strstr(t->name, "rotary_emb.inv_freq") ||
+        !strcmp(t->name, "rope_freqs.weight"))
+      continue; // the frequencies are in the shape already
     size_t n = strlen(t->name);
     if (n > 5 && !strcmp(t->name + n - 5, ".bias"))
       return fail(b->e, EXIT_INPUT, "%s: tensor %s: a bias that the config does not ask for",
@@ -963,13 +965,18 @@ static int bind(Binder *b) {
 
 /*: ## From a folder, from GGUF
 
-Both end in the same binder. GGUF has no flags for biases: they are there or not. :*/
+Both end in the same binder. :*/
 //> model_open
 // The last part of the path, for people; control characters replaced.
 static void name_after(const char *path, Shape *s) {
   char *real = realpath(path, NULL);
   const char *p = real ? real : path, *slash = strrchr(p, '/');
-  snprintf(s->name, sizeof s->name, "%s", slash && slash[1] ? slash + 1 : p);
+  p = slash && slash[1] ? slash + 1 : p;
+  size_t n = strlen(p);
+  if (n >= sizeof s->name) // cut between characters
+    for (n = sizeof s->name - 1; n && ((uint8_t)p[n] & 0xc0) == 0x80;) n--;
+  memcpy(s->name, p, n);
+  s->name[n] = 0;
   for (char *c = s->name; *c; c++)
     if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
   free(real);
@@ -1067,22 +1074,6 @@ static int open_gguf(const Source *src, Binder *b, int32_t **ids) {
   b->set = gguf_tensors(src->gguf);
   b->gguf = true;
   b->permuted = !strcmp(s->family, "llama");
-  s->tied = !has(b, W_HEAD, 0, ".weight");
-  s->qkv_bias = has(b, W_Q, 0, ".bias");
-  s->o_bias = has(b, W_O, 0, ".bias");
-  s->mlp_bias = has(b, W_GATE, 0, ".bias");
-  s->qk_norm = has(b, W_Q_NORM, 0, ".weight");
-  const Tensor *f = tensor_find(b->set, "rope_freqs.weight");
-  if (f) {
-    float *factors = model_keep(b->model, (size_t)s->head_dim / 2 * sizeof *factors);
-    if (!factors) return fail(b->e, EXIT_FAIL, "%s: out of memory", b->file);
-    if (f->rank != 1 || f->dim[0] != s->head_dim / 2 || f->dtype == DT_NONE)
-      return fail(b->e, EXIT_INPUT, "%s: tensor %s: %" PRId64 " numbers, wanted %d", b->file,
-                  f->name, f->rank > 0 ? f->dim[0] : 0, s->head_dim / 2);
-    widen(f->dtype, f->data, f->dim[0], factors);
-    s->rope.kind = ROPE_FACTORS;
-    s->rope.factors = factors;
-  }
   return bind(b);
 }
 

@@ -90,7 +90,8 @@ static int parse_entry(const char *file, const cJSON *j, Tensor *t, uint64_t *be
     if (*slot) return fail(e, EXIT_INPUT, "%s: tensor %s: %s twice", file, name, k->string);
     *slot = k;
   }
-  if (!cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets))
+  if (!dtype || !shape || !offsets || !cJSON_IsString(dtype) || !cJSON_IsArray(shape) ||
+      !cJSON_IsArray(offsets))
     return fail(e, EXIT_INPUT, "%s: tensor %s: needs dtype, shape and data_offsets", file, name);
 
   unsigned bits = 0;
