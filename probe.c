@@ -180,61 +180,68 @@ uint32_t cpu_count(void) {
 /*: ## How fast they read
 
 The floor is bytes over this rate, so it must be the best rate that the threads can read at, in the
-manner in which a tile reads: front to back, each thread its own part. The same loop as the GEMV's, with the
-multiplication by something that is already in a register. :*/
+manner in which a tile reads: front to back, each thread its own part. :*/
 //> read_rate
 typedef struct Reader {
-  const uint8_t *data;
-  size_t bytes;
+  const Region *regions;
+  size_t count;
+  uint32_t index, threads;
   const Kernels *kernels;
   atomic_int *gate; // 0 wait, 1 go, -1 give up
-  double least, rate_bytes, took;
-  float sink;
+  double least, bytes, took;
+  uint64_t sink;
 } Reader;
 
-enum { READ_ROW = 4096 };
+enum { READ_STEP = 1 << 20 }; // bytes between two looks at the clock
 
 static void *read_thread(void *argument) {
   Reader *r = argument;
-  static const float x[READ_ROW / 2]; // zeros: the data are never looked at, only fetched
   int go;
   while ((go = atomic_load(r->gate)) == 0) sched_yield();
   if (go < 0) return NULL;
   double begin = seconds();
-  do {
-    for (size_t at = 0; at + READ_ROW <= r->bytes; at += READ_ROW)
-      r->sink += r->kernels->dot[DT_BF16](r->data + at, x, READ_ROW / 2);
-    r->rate_bytes += (double)(r->bytes / READ_ROW * READ_ROW);
-    r->took = seconds() - begin;
-  } while (r->took < r->least);
-  return NULL;
+  for (;;)
+    for (size_t i = 0; i < r->count; i++) {
+      size_t lines = r->regions[i].bytes / 64;
+      size_t at = lines * r->index / r->threads * 64,
+             end = lines * (r->index + 1) / r->threads * 64;
+      for (; at < end; at += READ_STEP) {
+        size_t n = end - at < READ_STEP ? end - at : READ_STEP;
+        r->sink ^= r->kernels->read(r->regions[i].data + at, n);
+        r->bytes += (double)n;
+        r->took = seconds() - begin;
+        if (r->took >= r->least) return NULL;
+      }
+      r->took = seconds() - begin;
+      if (r->took >= r->least) return NULL;
+    }
 }
 
-double read_rate(uint32_t threads, size_t bytes, double least_seconds) {
-  size_t part = bytes / threads / READ_ROW * READ_ROW;
-  if (!part) return 0;
-  uint8_t *data =
-      mmap(NULL, part * threads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) return 0;
-  memset(data, 1, part * threads);
+double read_rate(const Region *regions, size_t count, uint32_t threads, double least_seconds) {
   Reader *reader = calloc(threads, sizeof *reader);
   pthread_t *id = calloc(threads, sizeof *id);
   atomic_int gate = 0;
   uint32_t started = 1;
   for (uint32_t i = 0; reader && i < threads; i++)
-    reader[i] = (Reader){part * i + data, part, kernels_find(NULL), &gate, least_seconds, 0, 0, 0};
+    reader[i] = (Reader){.regions = regions,
+                         .count = count,
+                         .index = i,
+                         .threads = threads,
+                         .kernels = kernels_find(NULL),
+                         .gate = &gate,
+                         .least = least_seconds};
   if (reader && id)
     for (; started < threads; started++)
       if (pthread_create(&id[started], NULL, read_thread, &reader[started]) != 0) break;
-  bool all = reader && id && started == threads;
+  bool all = reader && id && count && started == threads;
   atomic_store(&gate, all ? 1 : -1);
   if (all) read_thread(&reader[0]);
   for (uint32_t i = 1; id && i < started; i++) pthread_join(id[i], NULL);
   double rate = 0;
-  for (uint32_t i = 0; all && i < threads; i++) rate += reader[i].rate_bytes / reader[i].took / 1e9;
+  for (uint32_t i = 0; all && i < threads; i++)
+    if (reader[i].took > 0) rate += reader[i].bytes / reader[i].took / 1e9;
   free(reader);
   free(id);
-  munmap(data, part * threads);
   return rate;
 }
 //< read_rate
@@ -300,12 +307,18 @@ int target_probe(uint32_t workers, Target *out, Error *e) {
   if (!workers) workers = cpu_count();
   *out = (Target){
       .name = "this-cpu", .kind = "cpu", .workers = workers, .threads = 1, .fused_context = 256};
-  const size_t bytes = (size_t)512 << 20;
+  const size_t bytes = (size_t)512 << 20; // several times what a cache holds
+  uint8_t *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    return fail(e, EXIT_FAIL, "probe: no %zu bytes to read from: %s", bytes, strerror(errno));
+  memset(data, 1, bytes);
+  const Region region = {data, bytes};
   for (int run = 0; run < 3; run++) {
-    double together = read_rate(workers, bytes, 0.1), alone = read_rate(1, bytes / 2, 0.1);
+    double together = read_rate(&region, 1, workers, 0.1), alone = read_rate(&region, 1, 1, 0.1);
     if (together > out->read_gbs) out->read_gbs = together;
     if (alone > out->worker_gbs) out->worker_gbs = alone;
   }
+  munmap(data, bytes);
   if (!(out->read_gbs > 0))
     return fail(e, EXIT_FAIL, "probe: could not read %zu bytes with %u threads", bytes, workers);
   out->kv_worker_gbs = out->worker_gbs;

@@ -429,7 +429,14 @@ int target_read(const char *name_or_file, Target *out, Error *e); // EXIT_INPUT
 int target_write(const Target *t, FILE *f);                       // 0 or -1
 int target_probe(uint32_t workers, Target *out, Error *e); // this machine's CPU; 0: all it may use
 uint32_t cpu_count(void); // from the affinity mask and the cgroup's quota, at least 1
-double read_rate(uint32_t threads, size_t bytes, double least_seconds); // GB/s, streaming
+
+typedef struct Region {
+  const uint8_t *data;
+  size_t bytes;
+} Region;
+// GB/s at which `threads` threads together read the regions front to back, each thread its own part of
+// every region, over and over for at least so many seconds. 0 when it could not be measured.
+double read_rate(const Region *regions, size_t count, uint32_t threads, double least_seconds);
 //< target
 
 /*: ## A plan
@@ -571,6 +578,8 @@ typedef struct Kernels {
   void (*axpy[DT_COUNT])(float a, const uint8_t *w, float *y, int32_t n);
   // s[i] = exp(s[i] - max); returns the sum.
   float (*exps)(float *s, float max, int32_t n);
+  // Fetches every cache line and returns something that depends on all of them.
+  uint64_t (*read)(const uint8_t *p, size_t bytes);
 } Kernels;
 
 const Kernels *
@@ -590,7 +599,40 @@ void cpu_close(Cpu *c);
 // largest logit's id, the lowest among ties. EXIT_NUMBER on a non-finite logit.
 int cpu_step(Cpu *c, int32_t token, uint32_t position, bool want_logits, int32_t *next, Error *e);
 const float *cpu_logits(const Cpu *c); // [vocab] of the last step that wanted them
+// For benchmarks: fills the first `positions` of the K/V cache with seeded numbers, so that a late position
+// can be timed without decoding all that come before it.
+void cpu_seed_cache(Cpu *c, uint32_t positions);
+uint32_t cpu_threads(const Cpu *c);
 //< workers
+
+/*: ## Measuring :*/
+//> bench
+typedef struct DecodeTimes {
+  long tokens;         // printed
+  long steps;          // timed
+  double seconds;      // of the timed steps
+  double context_sum;  // positions that the timed steps attended to
+} DecodeTimes;
+void decode_time(DecodeTimes *t, double step_seconds, uint32_t context);
+// One line: tokens, ms/token and the share of the floor that the machine's read rate gives right now.
+void decode_report(const DecodeTimes *t, const Model *m, const Plan *p, uint32_t threads, FILE *f);
+
+// Virtual machines share their memory with neighbours, and its speed has states. A result therefore keeps
+// the slices of decoding apart by the read rate that was measured just before and just after each.
+typedef struct BenchState {
+  uint32_t slices;
+  double read_gbs, floor_ms, ms, least_ms, most_ms, share_percent; // medians; ms over the slices
+} BenchState;
+typedef struct BenchResult {
+  uint32_t context, threads, tokens, dropped; // dropped: slices whose two read rates disagree
+  uint32_t states;                            // 1, or 2 with the slower first
+  BenchState state[2];
+} BenchResult;
+// `runs` times `tokens` tokens whose first sees `context` positions. Stops early when *stop is set.
+int bench_decode(const Model *m, const Plan *p, Cpu *c, uint32_t context, uint32_t tokens,
+                 uint32_t runs, const volatile int *stop, BenchResult *out, Error *e);
+void bench_print(const BenchResult *r, bool header, bool tsv, FILE *f);
+//< bench
 
 /*: ## Seeded checkpoints
 

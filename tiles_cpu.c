@@ -478,6 +478,25 @@ int cpu_step(Cpu *c, int32_t token, uint32_t position, bool want_logits, int32_t
 }
 
 const float *cpu_logits(const Cpu *c) { return c->logits; }
+uint32_t cpu_threads(const Cpu *c) { return c->thread_count; }
+
+void cpu_seed_cache(Cpu *c, uint32_t positions) {
+  const Shape *s = &c->model->shape;
+  uint32_t state = 1;
+  for (int32_t l = 0; l < s->layers; l++)
+    for (int32_t h = 0; h < s->kv_heads; h++)
+      for (uint32_t p = 0; p < positions && p < c->context; p++)
+        for (int32_t d = 0; d < s->head_dim; d++) {
+          float x[2];
+          for (int k = 0; k < 2; k++) {
+            state = state * 1664525u + 1013904223u;
+            x[k] = (float)(state >> 8) * 0x1p-23f - 1.0f;
+          }
+          size_t at = (size_t)d * dtype_size(s->dtype);
+          store(s->dtype, cache_row(c, c->keys, (uint32_t)l, (uint32_t)h, p) + at, &x[0], 1);
+          store(s->dtype, cache_row(c, c->values, (uint32_t)l, (uint32_t)h, p) + at, &x[1], 1);
+        }
+}
 //< cpu_token
 
 /*: ## Opening and closing

@@ -1,0 +1,186 @@
+/*: # Measuring
+
+A latency means little without the floor of the same moment. The memory of a shared machine has states: its
+read rate can be one figure now and two thirds more a minute later. So decoding is timed in short slices, the
+read rate is taken just before and just after each, over the model's own bytes and with the same threads, and a
+slice whose two rates disagree is dropped. What is left is sorted by rate, and each state is reported for
+itself. :*/
+#include "tiles.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { STATES = 2 };
+static const double PROBE_SECONDS = 0.06, SLICE_SECONDS = 0.35;
+static const double AGREE = 0.08; // two rates of one state differ by less
+static const double APART = 1.25; // and of two states by more
+
+/*: ## What a token reads
+
+The floor's bytes, as they lie in memory: every matrix but an untied embedding, of which a token reads one
+row. :*/
+//> model_regions
+static Region matrix_region(const Matrix *m) {
+  return (Region){m->data, matrix_stride(m) * (size_t)m->rows};
+}
+
+// out: [7 * layers + 1], a region a matrix.
+static size_t model_regions(const Model *m, Region *out) {
+  size_t n = 0;
+  for (int32_t i = 0; i < m->shape.layers; i++) {
+    const Layer *l = &m->layer[i];
+    const Matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) out[n++] = matrix_region(all[k]);
+  }
+  out[n++] = matrix_region(&m->lm_head);
+  return n;
+}
+
+static double model_read_rate(const Model *m, uint32_t threads) {
+  Region *regions = calloc((size_t)m->shape.layers * 7 + 1, sizeof *regions);
+  if (!regions) return 0;
+  double rate = read_rate(regions, model_regions(m, regions), threads, PROBE_SECONDS);
+  free(regions);
+  return rate;
+}
+
+static double token_bytes(const Plan *p, double context) {
+  return (double)shape_weight_bytes(&p->shape) + context * (double)shape_kv_bytes(&p->shape);
+}
+//< model_regions
+
+//> decode_report
+void decode_time(DecodeTimes *t, double step_seconds, uint32_t context) {
+  t->steps++;
+  t->seconds += step_seconds;
+  t->context_sum += context;
+}
+
+void decode_report(const DecodeTimes *t, const Model *m, const Plan *p, uint32_t threads, FILE *f) {
+  fprintf(f, "%ld tokens", t->tokens);
+  if (t->steps) {
+    double ms = 1e3 * t->seconds / (double)t->steps, rate = model_read_rate(m, threads);
+    fprintf(f, ", %.2f ms/token", ms);
+    if (rate > 0)
+      fprintf(f, ", %.0f%% of the floor (%.1f GB/s read by %u threads)",
+              100 * token_bytes(p, t->context_sum / (double)t->steps) / rate / 1e6 / ms, rate,
+              threads);
+  }
+  fputc('\n', f);
+}
+//< decode_report
+
+/*: ## Slices and states :*/
+//> bench_decode
+typedef struct Slice {
+  double rate, ms; // read rate around it; median ms of its tokens
+} Slice;
+
+static int by_rate(const void *a, const void *b) {
+  double x = ((const Slice *)a)->rate, y = ((const Slice *)b)->rate;
+  return (x > y) - (x < y);
+}
+
+static int by_value(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double median(double *v, size_t n) {
+  qsort(v, n, sizeof *v, by_value);
+  return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static void summarize(Slice *slices, uint32_t n, double bytes, double *scratch, BenchState *out) {
+  *out = (BenchState){.slices = n};
+  if (!n) return;
+  for (uint32_t i = 0; i < n; i++) scratch[i] = slices[i].rate;
+  out->read_gbs = median(scratch, n);
+  for (uint32_t i = 0; i < n; i++) scratch[i] = bytes / slices[i].rate / 1e4 / slices[i].ms;
+  out->share_percent = median(scratch, n);
+  for (uint32_t i = 0; i < n; i++) scratch[i] = slices[i].ms;
+  out->ms = median(scratch, n);
+  out->least_ms = scratch[0];
+  out->most_ms = scratch[n - 1];
+  out->floor_ms = bytes / out->read_gbs / 1e6;
+}
+
+// Splits at the widest step between neighbours when that step is wide enough for two states.
+static void split_states(Slice *slices, uint32_t n, double bytes, double *scratch,
+                         BenchResult *out) {
+  qsort(slices, n, sizeof *slices, by_rate);
+  uint32_t cut = n;
+  double widest = APART;
+  for (uint32_t i = 1; i < n; i++)
+    if (slices[i].rate / slices[i - 1].rate > widest) {
+      widest = slices[i].rate / slices[i - 1].rate;
+      cut = i;
+    }
+  out->states = cut < n ? 2 : 1;
+  summarize(slices, cut, bytes, scratch, &out->state[0]);
+  if (cut < n) summarize(slices + cut, n - cut, bytes, scratch, &out->state[1]);
+}
+
+int bench_decode(const Model *m, const Plan *p, Cpu *c, uint32_t context, uint32_t tokens,
+                 uint32_t runs, const volatile int *stop, BenchResult *out, Error *e) {
+  *out = (BenchResult){.context = context, .tokens = tokens, .threads = cpu_threads(c)};
+  size_t all = (size_t)runs * tokens;
+  Slice *slices = calloc(all, sizeof *slices);
+  double *ms = calloc(all, sizeof *ms);
+  if (!slices || !ms) {
+    free(slices);
+    free(ms);
+    return fail(e, EXIT_FAIL, "out of memory for %zu times", all);
+  }
+  cpu_seed_cache(c, context - 1);
+  int32_t next = 0;
+  uint32_t kept = 0;
+  int bad = cpu_step(c, 0, context - 1, true, &next, e); // touches every page once
+  for (uint32_t run = 0; run < runs && !bad && !*stop; run++) {
+    double before = model_read_rate(m, out->threads);
+    for (uint32_t i = 0; i < tokens && !bad && !*stop;) {
+      uint32_t n = 0;
+      double begin = seconds(), at = begin;
+      for (; i < tokens && !bad && at - begin < SLICE_SECONDS; i++) {
+        bad = cpu_step(c, next, context - 1 + i, true, &next, e);
+        double now = seconds();
+        ms[n++] = 1e3 * (now - at);
+        at = now;
+      }
+      double after = model_read_rate(m, out->threads);
+      double gap = before > after ? before / after - 1 : after / before - 1;
+      if (!(gap <= AGREE)) out->dropped++;
+      else slices[kept++] = (Slice){(before + after) / 2, median(ms, n)};
+      before = after;
+    }
+  }
+  double bytes = token_bytes(p, context + (tokens - 1) / 2.0);
+  if (!bad && kept) split_states(slices, kept, bytes, ms, out);
+  free(slices);
+  free(ms);
+  if (bad) return bad;
+  if (*stop) return fail(e, EXIT_INTERRUPTED, "interrupted");
+  if (!kept)
+    return fail(e, EXIT_FAIL, "the read rate changed during each of %u slices: nothing to report",
+                out->dropped);
+  return 0;
+}
+
+void bench_print(const BenchResult *r, bool header, bool tsv, FILE *f) {
+  static const char *const columns = "context\tthreads\tstate\tslices\tdropped\tread_gbs\tfloor_"
+                                     "ms\tms\tleast_ms\tmost_ms\tshare_percent";
+  if (header && tsv) fprintf(f, "%s\n", columns);
+  if (header && !tsv)
+    fprintf(f, "%8s %7s %6s %7s %9s %9s %9s %17s %7s\n", "context", "threads", "state", "slices",
+            "read GB/s", "floor ms", "ms/token", "least to most", "share");
+  for (uint32_t i = 0; i < r->states; i++) {
+    const BenchState *s = &r->state[i];
+    const char *name = r->states == 1 ? "only" : i ? "fast" : "slow";
+    fprintf(f,
+            tsv ? "%u\t%u\t%s\t%u\t%u\t%.2f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\n"
+                : "%8u %7u %6s %4u-%-2u %9.1f %9.2f %9.2f %8.2f-%8.2f %6.1f%%\n",
+            r->context, r->threads, name, s->slices, r->dropped, s->read_gbs, s->floor_ms, s->ms,
+            s->least_ms, s->most_ms, s->share_percent);
+  }
+}
+//< bench_decode
