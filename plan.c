@@ -88,10 +88,10 @@ static uint32_t choose_chunks(uint32_t workers, uint32_t heads) {
   double least = 1;
   for (uint32_t c = start; c <= PLAN_MAX_CHUNKS; c++) {
     uint64_t tiles = (uint64_t)heads * c, rounds = (tiles + workers - 1) / workers;
-    double idle = 1 - (double)tiles / (double)(rounds * workers);
-    if (idle <= 0.2) return c;
-    if (idle < least) {
-      least = idle;
+    uint64_t room = rounds * workers, idle = room - tiles; // in tiles
+    if (5 * idle <= room) return c;
+    if ((double)idle / (double)room < least) {
+      least = (double)idle / (double)room;
       best = c;
     }
   }
