@@ -553,16 +553,16 @@ static inline bool narrow(const float *restrict v, uint16_t *restrict out, int n
     largest = a[i] > largest ? a[i] : largest;
   }
   for (int i = 0; i < n; i++) {
-    int32_t big = a[i] > 0x38800000 ? a[i] : 0x38800000; // at least 2^-14
-    big = (big & 0x7f800000) + (13 << 23);               // 2^(e+13)
+    int32_t least = a[i] > 0x38800000 ? a[i] : 0x38800000;        // 2^-14 at least
+    uint32_t big = ((uint32_t)least & 0x7f800000u) + (13u << 23); // 2^(e+13)
+    uint32_t sum, sign;
     float x, y;
-    int32_t sum, sign;
     memcpy(&x, &a[i], 4);
     memcpy(&y, &big, 4);
     y += x;
     memcpy(&sum, &y, 4);
     memcpy(&sign, &v[i], 4);
-    out[i] = (uint16_t)(((big - 0x3f000000) >> 13) + (sum - big) + (sign >> 16 & 0x8000));
+    out[i] = (uint16_t)(((big - 0x3f000000u) >> 13) + (sum - big) + (sign >> 16 & 0x8000u));
   }
   return largest < 0x477ff000; // 65,520 and above round to infinity
 }
