@@ -534,7 +534,8 @@ weights shares one FP16 scale `d`; Q4_1 adds an FP16 minimum `m`:
 | Q4_1 | `d`, `m`, 16 bytes of two nibbles | q[j] · d + m |
 
 The low nibbles are weights 0 to 15, the high ones 16 to 31. A product of an 11-bit and an 8-bit number
-is exact in FP32, so the only rounding that matters is the last one, to FP16.
+is exact in FP32. What rounds is the sum of Q4_1, far below the last bit that stays, and then the
+narrowing to FP16.
 
 FP16 ends at 65,504. A scale can be valid and its largest weight still not fit; that is an error, never
 an infinity in the middle of a matrix.

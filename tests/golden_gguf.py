@@ -2,12 +2,14 @@
 """What the gguf package says, for tests/test_gguf.c: sizes of every type, blocks and their values, a file.
 
     python tests/golden_gguf.py > tests/golden/gguf.h
+    python tests/golden_gguf.py --corpus tests/corpus/gguf    # seeds for tests/fuzz_gguf.c
 
 Needs gguf and numpy. The blocks are random bytes, but their scales are chosen: ordinary ones, negative
 ones, subnormal ones, zero, and one as large as FP16 can still hold the result of.
 """
 
 import importlib.metadata
+import pathlib
 import sys
 import tempfile
 
@@ -71,6 +73,39 @@ def file():
         w.close()
         return open(f.name, "rb").read()
 
+
+def seed(path, arch, kind, keys):
+    """A model of one layer and no use: all that the shape asks for, and one block of `kind`."""
+    w = gguf.GGUFWriter(path, arch)
+    w.add_block_count(1)
+    w.add_context_length(64)
+    w.add_embedding_length(32)
+    w.add_feed_forward_length(32)
+    w.add_head_count(4)
+    w.add_head_count_kv(2)
+    w.add_layer_norm_rms_eps(1e-6)
+    w.add_token_list(["a", "b", "ab"])
+    w.add_token_merges(["a b"])
+    keys(w)
+    w.add_tensor("token_embd.weight", np.zeros((3, 32), np.float16))
+    w.add_tensor("blk.0.attn_norm.weight", np.ones(32, np.float32))
+    size = GGML_QUANT_SIZES[kind][1]
+    w.add_tensor("blk.0.attn_q.weight", np.zeros((2, size), np.uint8), raw_dtype=kind)
+    w.add_tensor("rope_freqs.weight", np.ones(4, np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+if sys.argv[1:2] == ["--corpus"]:
+    folder = pathlib.Path(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "package.gguf").write_bytes(file())
+    seed(folder / "q8_0.gguf", "llama", T.Q8_0, lambda w: w.add_name("Seed"))
+    seed(folder / "q4_0.gguf", "qwen2", T.Q4_0, lambda w: w.add_custom_alignment(64))
+    seed(folder / "q4_1.gguf", "qwen3", T.Q4_1, lambda w: w.add_rope_scaling_factor(1.0))
+    sys.exit()
 
 print("// Written by tests/golden_gguf.py, Python %s, gguf %s, numpy %s. Do not edit." % (
     sys.version.split()[0], importlib.metadata.version("gguf"), np.__version__))
