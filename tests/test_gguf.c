@@ -1326,6 +1326,76 @@ static void same_model_from_both(void **state) {
       }
 }
 
+// 64 greedy tokens after one. out: [64]
+static void greedy(const Model *m, int32_t *out) {
+  Target t = {.name = "test", .kind = "cpu", .workers = 2, .threads = 1, .fused_context = 384};
+  Plan p;
+  Cpu *cpu;
+  Error e;
+  assert_ok(plan_make(&m->shape, &t, &p, &e), &e);
+  assert_ok(cpu_open(m, &p, 64, 2, &cpu, &e), &e);
+  for (uint32_t i = 0; i < 64; i++)
+    assert_ok(cpu_step(cpu, i ? out[i - 1] : 5, i, true, &out[i], &e), &e);
+  cpu_close(cpu);
+  plan_free(&p);
+}
+
+static void same_tokens_from_both(void **state) {
+  (void)state;
+  const char *const names[] = {"tiny-llama", "tiny-qwen2", "tiny-qwen3"};
+  for (int i = 0; i < 3; i++) {
+    Pair p;
+    int32_t ids[2][64];
+    open_pair(shape_find(names[i]), 0, &p);
+    greedy(&p.model[0], ids[0]);
+    greedy(&p.model[1], ids[1]);
+    assert_memory_equal(ids[0], ids[1], sizeof ids[0]);
+    // The wrong order would be noticed: other tokens come out.
+    if (i == 0) {
+      for (int32_t k = 0; k < p.model[1].shape.layers; k++)
+        p.model[1].layer[k].q.permuted_head = p.model[1].layer[k].k.permuted_head = 0;
+      greedy(&p.model[1], ids[1]);
+      assert_memory_not_equal(ids[0], ids[1], sizeof ids[0]);
+    }
+    close_pair(&p);
+  }
+}
+
+// A family's own tensors may not be left out, and a tensor that nobody uses may not be a bias.
+static void tensors_of_a_family(void **state) {
+  (void)state;
+  const struct {
+    const char *shape, *line;
+    int layer; // whose vector is taken away, or given
+  } cases[] = {{"tiny-qwen2", "tensor blk.0.attn_q.bias: missing", 0},
+               {"tiny-qwen2", "tensor blk.2.attn_q.bias: missing", 2},
+               {"tiny-qwen3", "tensor blk.0.attn_q_norm.weight: missing", 0},
+               {"tiny-qwen3", "tensor blk.1.attn_q_norm.weight: missing", 1},
+               {"tiny-llama", "tensor blk.1.attn_q.bias: a bias that ", 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Pair p;
+    open_pair(shape_find(cases[i].shape), 0, &p);
+    Model *m = &p.model[0];
+    Layer *l = &m->layer[cases[i].layer];
+    if (i < 2) l->q_bias = NULL;
+    else if (i < 4) l->q_norm = NULL;
+    else l->q_bias = m->final_norm; // hidden is heads times head_dim here
+    const char *path = path_in(p.folder, "y.gguf");
+    GgufWriter w = gw_begin(3, 0);
+    gw_model(&w, m, m->shape.family);
+    gw_save(&w, path);
+    gw_end(&w);
+    Source source;
+    Model bad;
+    Error e;
+    assert_ok(source_open(path, &source, &e), &e);
+    assert_int_equal(model_open(&source, &bad, &e), -1);
+    assert_error(&e, EXIT_INPUT, cases[i].line);
+    source_close(&source);
+    close_pair(&p);
+  }
+}
+
 // Sizes that fit no vector, grouped heads of every ratio, biases that llama's order moves too.
 static void same_model_of_odd_shapes(void **state) {
   (void)state;
@@ -1458,6 +1528,8 @@ int main(void) {
       cmocka_unit_test(shape_refuses),
       cmocka_unit_test(permuted_rows),
       cmocka_unit_test(same_model_from_both),
+      cmocka_unit_test(same_tokens_from_both),
+      cmocka_unit_test(tensors_of_a_family),
       cmocka_unit_test(same_model_of_odd_shapes),
       cmocka_unit_test(quantized_models),
       cmocka_unit_test(unsupported_types_in_use),
