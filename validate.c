@@ -310,9 +310,11 @@ static void make_groups(Check *c, uint32_t *scratch) {
 //< group
 
 //> written_once
-static int unwritten(Check *c, uint32_t layer, int op, const char *what, uint32_t row) {
-  return fail(c->e, EXIT_PLAN, "plan: %s layer %u: rule \"written once\": no tile writes %s %u",
-              op_name(op), layer, what, row);
+static int unwritten(Check *c, uint32_t layer, Op op, const char *what, uint32_t row) {
+  char where[24] = "";
+  if (extent(c->p, op).layered) snprintf(where, sizeof where, " layer %u", layer);
+  return fail(c->e, EXIT_PLAN, "plan: %s%s: rule \"written once\": no tile writes %s %u",
+              op_name((int)op), where, what, row);
 }
 
 // The tiles list[0, n) must cover [0, rows) without a gap and without an overlap.
