@@ -18,6 +18,10 @@ name says bytes. :*/
 #include <stdint.h>
 #include <stdio.h>
 
+#ifdef __cplusplus
+extern "C" { // the kernels' host side is compiled as C++
+#endif
+
 #define TILES_VERSION "0.1"
 
 /*: ## Errors
@@ -315,9 +319,10 @@ int gguf_shape(const Gguf *g, const char *file, Shape *out, Error *e);
 
 /*: ## Text
 
-`pieces.c` knows the two machines behind every vocabulary: a **pattern** cuts a text into pieces, and
-the **vocabulary** joins the characters of a piece into tokens. `tokenizer.c` reads a checkpoint's files,
-sets the two up as they say, and goes back from ids to text. :*/
+`pieces.c` knows the two machines behind every tokenizer: a **pattern** cuts a text into pieces, and the
+**vocabulary** joins the characters of a piece into tokens. `vocab.c` reads a checkpoint's files and
+writes down what they say as a list of steps; `tokenizer.c` runs the steps, and goes back from ids to
+text. :*/
 //> vocab
 enum { VOCAB_IDS = 1 << 21 }; // no id at or above it
 
@@ -333,7 +338,8 @@ typedef struct Vocab {
     uint32_t rank;
   } * merges; // [merge_count] by the hash of the pair
   uint32_t merge_count, merges_used;
-  uint32_t *score_rank; // stb_ds array [size], UINT32_MAX: never joined; NULL: merges say what joins
+  uint32_t
+      *score_rank; // stb_ds array [size], UINT32_MAX: never joined; NULL: merges say what joins
   int32_t byte_id[256]; // the tokens <0x00> to <0xFF>, or -1
   int32_t unknown;      // or -1
   bool byte_fallback, fuse_unknown, ignore_merges;
@@ -341,7 +347,7 @@ typedef struct Vocab {
 
 void vocab_free(Vocab *v); // safe on a zeroed Vocab
 int32_t vocab_size(const Vocab *v);
-const char *vocab_text(const Vocab *v, int32_t id, size_t *bytes); // NULL: no such token
+const char *vocab_text(const Vocab *v, int32_t id, size_t *bytes);  // NULL: no such token
 int32_t vocab_find(const Vocab *v, const char *text, size_t bytes); // the id, or -1
 // Both overwrite what has the same key; -1: out of memory.
 int vocab_put(Vocab *v, int32_t id, const char *text, size_t bytes); // id < VOCAB_IDS, and free
@@ -364,11 +370,72 @@ void pattern_scan_free(PatternScan *s);
 int pattern_next(const Pattern *p, PatternScan *s, const char *text, size_t bytes, size_t from,
                  size_t *start, size_t *end, Error *e);
 size_t utf8_valid(const char *text, size_t bytes); // bytes before the first that is wrong
+void text_append(char **out, const char *text, size_t bytes); // to an stb_ds array
 //< vocab
 
-//> text
-typedef struct Tokenizer Tokenizer;
+//> tokenizer_struct
+// What becomes of the places that a pattern matches.
+typedef enum TextCut {
+  CUT_ISOLATED,
+  CUT_REMOVED,
+  CUT_TO_PREVIOUS,
+  CUT_TO_NEXT,
+  CUT_CONTIGUOUS
+} TextCut;
 
+typedef enum TextStepKind {
+  STEP_NFC,     // canonical composition
+  STEP_PREPEND, // text in front of a piece that is not empty
+  STEP_REPLACE, // every match becomes text
+  STEP_SPLIT,   // cut at the matches
+  STEP_BYTES,   // every byte becomes a letter of the byte alphabet
+} TextStepKind;
+
+typedef struct TextStep {
+  TextStepKind kind;
+  Pattern *pattern;
+  char *text; // malloc
+  size_t bytes;
+  TextCut cut;
+  bool invert;     // cut between the matches instead
+  bool unless;     // prepend: only where the piece does not begin with it
+  bool only_first; // prepend: only at the beginning of the whole text
+} TextStep;
+
+// A token that is found as it is, before anything is cut.
+typedef struct AddedToken {
+  char *text; // what is looked for; malloc
+  size_t bytes;
+  int32_t id;
+  uint32_t order; // among equals the first wins
+  bool special, single_word, lstrip, rstrip;
+} AddedToken;
+
+typedef struct AddedTokens {
+  AddedToken *list;    // stb_ds array by first byte, the longest first
+  uint32_t first[257]; // where each first byte begins
+} AddedTokens;
+
+typedef enum Decoding { DECODE_BYTES, DECODE_SPACES } Decoding;
+typedef enum ChatKind { CHAT_NONE, CHAT_ML, CHAT_LLAMA3 } ChatKind;
+
+typedef struct Tokenizer {
+  char *file; // for messages
+  Vocab vocab;
+  TextStep *normal, *cuts; // stb_ds arrays
+  AddedTokens raw, normed; // looked for before and after the normal form
+  uint8_t *silent;         // stb_ds array [size]: 1 prints nothing
+  int32_t *front;          // stb_ds array: what goes before a text, BOS
+  Decoding decoding;
+  bool drop_first_space;
+  int32_t limit; // ids at or above it do not exist in the model; 0: no limit
+  ChatKind chat;
+  bool chat_front;   // ChatML with a BOS
+  char *chat_system; // the system message where the prompt has none; malloc, or NULL
+} Tokenizer;
+//< tokenizer_struct
+
+//> text
 int tokenizer_open(const Source *s, const Shape *shape, Tokenizer **out, Error *e);
 // The same from texts in memory: tokenizer.json, tokenizer_config.json, chat_template.jinja, the last
 // two with data NULL where there is none. shape may be NULL: then no id is too large.
@@ -377,6 +444,8 @@ int tokenizer_parse(const char *file, const Mapping text[3], const Shape *shape,
 int tokenizer_parse_gguf(const char *file, const Gguf *g, const Shape *shape, Tokenizer **out,
                          Error *e);
 void tokenizer_close(Tokenizer *t);
+// Replaces *text, an stb_ds array, by its normal form.
+int tokenizer_normalize(const Tokenizer *t, char **text, Error *e);
 // Appends the ids of a UTF-8 text to *ids, an stb_ds array. `special`: add BOS as the checkpoint's
 // rules say, and recognise special tokens in the text. Invalid UTF-8 is an error.
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, bool special,
@@ -608,10 +677,10 @@ uint32_t cpu_threads(const Cpu *c);
 /*: ## Measuring :*/
 //> bench
 typedef struct DecodeTimes {
-  long tokens;         // printed
-  long steps;          // timed
-  double seconds;      // of the timed steps
-  double context_sum;  // positions that the timed steps attended to
+  long tokens;        // printed
+  long steps;         // timed
+  double seconds;     // of the timed steps
+  double context_sum; // positions that the timed steps attended to
 } DecodeTimes;
 void decode_time(DecodeTimes *t, double step_seconds, uint32_t context);
 // One line: tokens, ms/token and the share of the floor that the machine's read rate gives right now.
@@ -640,5 +709,9 @@ Random weights in any known shape, so that every size can be run and timed witho
 //> synth
 int synth_write(const Shape *s, const char *folder, uint64_t seed, Error *e);
 //< synth
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
