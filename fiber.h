@@ -1,0 +1,1197 @@
+/*: # A grid of fibers
+
+No card is needed to run the kernels. A CUDA thread is a function call with its own stack and a name, `threadIdx`;
+this header gives every thread of the grid a stack of its own on one CPU core, a **fiber**, and lets them
+take turns. The kernels' text is the same for both compilers:
+
+    #ifdef __CUDACC__
+    #include <cuda_runtime.h>
+    #else
+    #include "fiber.h"
+    #endif
+
+    g++ -std=c++17 -O1 -g -Wno-unknown-pragmas -x c++ tiles_kernel.cu
+
+It is slow and it is worth it. Continuous integration runs the kernels on any machine; AddressSanitizer sees each access
+to global and shared memory, UndefinedBehaviorSanitizer each shift and each misaligned vector load; and a debugger
+steps through a kernel: `break gemv_dot if threadIdx.x == 3 && blockIdx.x == 1`.
+
+A fiber runs until it must wait or polls a flag, then another runs. *Which* other is a choice, and no correct kernel
+may depend on it. So the choice is ours to vary: in order, in reverse order, or at random with a seed. A barrier that was
+forgotten shows as a result that differs between orders. What can't show here is the other half of
+a GPU's freedom: its memory lets a store be seen later than the next one. Fibers share one core, so every store is seen at once and a
+missing *fence* is never caught. Fences are argued for in the text, barriers are tested here.
+
+What is provided, all under CUDA's own names:
+
+| | |
+|---|---|
+| qualifiers | `__global__ __device__ __host__ __constant__ __forceinline__ __launch_bounds__ __grid_constant__ __align__ __restrict__` |
+| indices | `threadIdx blockIdx blockDim gridDim warpSize`; grids and blocks have one dimension |
+| types | `dim3 uint3 int2 int4 uint2 uint4 float2 float4` and their `make_` functions |
+| block | `__syncthreads __syncthreads_or __syncthreads_and __syncthreads_count bar_sync bar_arrive DYNAMIC_SHARED` |
+| warp | `__syncwarp __shfl_sync __shfl_xor_sync __shfl_up_sync __shfl_down_sync __ballot_sync __any_sync __all_sync __activemask` |
+| memory | `load_stream load_l2 store_l2 load_acquire store_release add_release atomic_add_acq_rel fence_gpu __threadfence __threadfence_block __ldg __ldcg __stcg` |
+| time | `global_nanoseconds nanosleep_short __nanosleep __trap` |
+| numbers | `f16_to_float float_to_f16 __float_as_uint __uint_as_float __float_as_int __int_as_float rsqrtf __expf __logf __sinf __cosf __fdividef __fmaf_rn __fmul_rn __fadd_rn min max __popc __clz __ffs`, and all of `<math.h>` |
+| launch | `launch_cooperative cudaLaunchCooperativeKernel cudaLaunchKernel` (the last two with the kernel itself, not cast to a pointer) |
+| kernel | `cudaFuncSetAttribute cudaFuncGetAttributes cudaOccupancyMaxActiveBlocksPerMultiprocessor` |
+| device | `cudaGetDeviceCount cudaGetDevice cudaSetDevice cudaGetDeviceProperties cudaDeviceGetAttribute cudaMemGetInfo cudaDriverGetVersion cudaRuntimeGetVersion cudaDeviceSynchronize cudaDeviceReset` |
+| memory | `cudaMalloc cudaFree cudaMallocHost cudaHostAlloc cudaFreeHost cudaHostGetDevicePointer cudaMemcpy cudaMemcpyAsync cudaMemset cudaMemsetAsync` |
+| streams | `cudaStreamCreate cudaStreamCreateWithFlags cudaStreamDestroy cudaStreamSynchronize cudaStreamQuery cudaEventCreate cudaEventRecord cudaEventSynchronize cudaEventElapsedTime cudaEventDestroy` |
+| errors | `cudaGetLastError cudaPeekAtLastError cudaGetErrorString cudaGetErrorName` |
+
+Not provided: `<<<>>>`, and static `__shared__` (a compile error here: every fiber of every block would share it).
+Barriers are stricter than a GPU's: a thread that has exited has not arrived. :*/
+#ifndef FIBER_H
+#define FIBER_H
+
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__) // gcc
+#define FIBER_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) // clang
+#define FIBER_ASAN
+#endif
+#endif
+#ifdef FIBER_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#if !defined(FIBER_UCONTEXT) &&                                                                    \
+    (!defined(__ELF__) || !(defined(__x86_64__) || defined(__aarch64__)))
+#define FIBER_UCONTEXT
+#endif
+#ifdef FIBER_UCONTEXT
+#include <ucontext.h>
+#endif
+
+/*: ## What the compiler must be told
+
+Most of CUDA's words for a compiler mean nothing here. :*/
+//> fiber_words
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ static_assert(false, "fiber.h has no static __shared__: use DYNAMIC_SHARED");
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct __align__(8) int2 {
+  int x, y;
+};
+struct __align__(8) uint2 {
+  unsigned x, y;
+};
+struct __align__(8) float2 {
+  float x, y;
+};
+struct __align__(16) int4 {
+  int x, y, z, w;
+};
+struct __align__(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct __align__(16) float4 {
+  float x, y, z, w;
+};
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+// Of the fiber that runs now; the scheduler sets them.
+inline uint3 threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidDeviceFunction = 98,
+  cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
+  cudaErrorNotReady = 600,
+  cudaErrorLaunchOutOfResources = 701,
+  cudaErrorLaunchTimeout = 702,
+  cudaErrorLaunchFailure = 719,
+  cudaErrorCooperativeLaunchTooLarge = 720
+};
+//< fiber_words
+
+/*: ## The machine we pretend to be
+
+Four SMs, so that a grid barrier has somebody to wait for. The environment can make it another machine. A
+program can, too, between launches. :*/
+//> fiber_settings
+namespace fiber {
+
+enum Order { FORWARD, REVERSE, RANDOM };
+
+inline uint64_t environment(const char *name, uint64_t otherwise) {
+  const char *text = getenv(name);
+  if (!text || !*text) return otherwise;
+  char *end;
+  uint64_t value = strtoull(text, &end, 0);
+  if (!*end && *text != '-') return value;
+  fprintf(stderr, "fiber: %s=%s is not a number; using %llu\n", name, text,
+          (unsigned long long)otherwise);
+  return otherwise;
+}
+
+inline Order environment_order() {
+  const char *text = getenv("FIBER_ORDER");
+  if (!text || !*text || !strcmp(text, "forward")) return FORWARD;
+  if (!strcmp(text, "reverse")) return REVERSE;
+  if (!strcmp(text, "random")) return RANDOM;
+  fprintf(stderr, "fiber: FIBER_ORDER=%s is not forward, reverse or random; using forward\n", text);
+  return FORWARD;
+}
+
+struct Settings {
+  unsigned sms = (unsigned)environment("FIBER_SMS", 4);
+  size_t memory = environment("FIBER_MEMORY", (size_t)8 << 30); // bytes of the device
+  size_t shared = environment("FIBER_SHARED", 232448);          // bytes a block may have
+  Order order = environment_order();
+  uint64_t seed = environment("FIBER_SEED", 1);
+};
+inline Settings settings;
+//< fiber_settings
+
+/*: ## Fibers
+
+A fiber that does not run is a stack and the address of its top. Switching saves the registers that a called function must
+preserve on the stack that we leave, changes the stack pointer, and takes the registers of the other from
+there. The library's `swapcontext` does the same but asks the kernel for the signal mask each time, which costs
+more than everything else together; it remains for other processors. :*/
+//> fiber_switch
+struct Block;
+struct Fiber {
+  void *sp;           // while another runs
+  char *stack;        // its lowest byte
+  void *fake_stack;   // AddressSanitizer's own business
+  Block *block;       // NULL: the host
+  unsigned thread;    // threadIdx.x
+  bool blocked, done; // neither: it runs or is ready
+  const char *call;   // what it is in: the name of a CUDA function, or NULL
+  const void *polled; // the address, in a load
+  unsigned barrier;   // the number, in a barrier
+  unsigned mask;      // the lanes that must meet, in a shuffle or a vote
+  unsigned source;    // the lane whose value it wants
+  uint64_t round;     // the last round of polling it was in
+  unsigned loads;     // load_l2 lets others run now and then
+  uint64_t value;     // what it brings
+  uint64_t result;    // what it gets
+};
+
+enum : size_t { STACK = 128 << 10, GUARD = 4096, GUARDED_STACKS = 16384 };
+
+#if defined(__x86_64__) && !defined(FIBER_UCONTEXT)
+extern "C" void fiber_switch(void **from, void *to);
+asm(R"(
+  .pushsection .text.fiber_switch, "axG", @progbits, fiber_switch, comdat
+  .weak fiber_switch
+  .type fiber_switch, @function
+fiber_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+  .size fiber_switch, . - fiber_switch
+  .popsection
+)");
+// A stack from which fiber_switch returns into `entry`: six registers, its address, and no caller.
+inline void *first_frame(char *top, void (*entry)()) {
+  uintptr_t frame[8] = {0, 0, 0, 0, 0, 0, (uintptr_t)entry, 0};
+  return memcpy(top - sizeof frame, frame, sizeof frame);
+}
+#elif defined(__aarch64__) && !defined(FIBER_UCONTEXT)
+extern "C" void fiber_switch(void **from, void *to);
+asm(R"(
+  .pushsection .text.fiber_switch, "axG", @progbits, fiber_switch, comdat
+  .weak fiber_switch
+  .type fiber_switch, %function
+fiber_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp]; stp x21, x22, [sp, #16]; stp x23, x24, [sp, #32]; stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]; stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]; stp d10, d11, [sp, #112]; stp d12, d13, [sp, #128]; stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp]; ldp x21, x22, [sp, #16]; ldp x23, x24, [sp, #32]; ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]; ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]; ldp d10, d11, [sp, #112]; ldp d12, d13, [sp, #128]; ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+  .size fiber_switch, . - fiber_switch
+  .popsection
+)");
+inline void *first_frame(char *top, void (*entry)()) {
+  uintptr_t frame[20] = {};
+  frame[11] = (uintptr_t)entry; // x30, where `ret` goes
+  return memcpy(top - sizeof frame, frame, sizeof frame);
+}
+#else
+// Here Fiber.sp is a ucontext_t that lies at the top of the stack; the host's is one of its own.
+inline ucontext_t host_context;
+inline void fiber_switch(void **from, void *to) {
+  if (!*from) *from = &host_context;
+  swapcontext((ucontext_t *)*from, (ucontext_t *)to);
+}
+inline void *first_frame(char *top, void (*entry)()) {
+  ucontext_t *c = (ucontext_t *)(top - (sizeof *c + 15) / 16 * 16);
+  getcontext(c);
+  c->uc_stack.ss_sp = top - STACK / 2;
+  c->uc_stack.ss_size = (size_t)((char *)c - (top - STACK / 2));
+  makecontext(c, entry, 0);
+  return c;
+}
+#endif
+//< fiber_switch
+
+/*: AddressSanitizer must be told when the stack under it changes, and that a stack which is used again is
+clean. :*/
+//> fiber_sanitizer
+#ifdef FIBER_ASAN
+inline void leave_stack(void **fake, const void *to, size_t bytes) {
+  __sanitizer_start_switch_fiber(fake, to, bytes);
+}
+inline void reach_stack(void *fake, const void **from, size_t *bytes) {
+  __sanitizer_finish_switch_fiber(fake, from, bytes);
+}
+inline void clean_stack(char *stack, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(stack, bytes); }
+#else
+inline void leave_stack(void **, const void *, size_t) {}
+inline void reach_stack(void *, const void **, size_t *) {}
+inline void clean_stack(char *, size_t) {}
+#endif
+//< fiber_sanitizer
+
+/*: ## The grid, and whose turn it is
+
+The ready fibers stand in a queue. *Forward* and *reverse* take its head: the order is that of the threads, or the
+opposite, and whoever polls goes to the end. *Random* takes anyone. But hundreds of fibers drawn evenly all advance at about the
+same pace, and the errors that we look for need somebody who is far behind. So half of the blocks, or half of the
+warps, are slow: passed over nearly always, until other ones are. The seed also decides how often a fiber that could go on after
+touching global memory is interrupted.
+
+**Time** is not the machine's. It advances a little with each switch, and a lot when everybody who could run has polled in vain, so
+that a time-out of two seconds takes milliseconds, and the same number of steps in every run.
+
+When nobody is ready and somebody is left, they all wait for ever: a deadlock. When nobody has stored or
+finished anything for a long time while some poll, it is as bad. Either way the launch ends with an error, and
+stderr names every thread and what it waits for. (A loop that polls through an ordinary load is never interrupted, and
+does hang.) :*/
+//> fiber_grid
+struct Barrier {
+  unsigned expected, arrived; // threads
+  unsigned votes;             // of them, those that brought a value other than 0
+};
+struct Block {
+  unsigned index;
+  Fiber *fiber;                  // [blockDim.x]
+  unsigned char *shared;         // [the launch's shared bytes]
+  Barrier barrier[16];           // 0 is __syncthreads
+  std::vector<unsigned> meeting; // [warps] the lanes that wait for others of their warp
+};
+
+enum : uint64_t {
+  SWITCH_NS = 20,
+  IDLE_NS = 200000,
+  PATIENCE_NS = 60000000000,     // without a store, while everybody polls
+  PATIENCE_SWITCHES = 400000000, // the same, while some go from barrier to barrier
+  CALM = 4096                    // switches between two choices of who is slow
+};
+
+inline struct Grid {
+  const std::function<void()> *kernel;
+  std::vector<Block> blocks; // those that are resident
+  std::vector<Fiber> fibers; // [blocks * blockDim.x]
+  Fiber host;
+  const void *host_stack; // AddressSanitizer wants it when the last fiber leaves
+  size_t host_bytes;
+  std::vector<Fiber *> ready; // [fibers] a ring
+  size_t head, count, live;
+  uint64_t random, nanoseconds, switches, last_switches, last_nanoseconds; // last: of progress
+  uint64_t round;                                                          // of polling in vain
+  size_t pollers;                                                          // that took part in it
+  cudaError_t error;
+} grid;
+inline Fiber *now; // NULL: the host
+
+inline uint64_t mix(uint64_t z) { // splitmix64's
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+  z = (z ^ z >> 27) * 0x94d049bb133111eb;
+  return z ^ z >> 31;
+}
+inline uint64_t draw() { return mix(grid.random += 0x9e3779b97f4a7c15); }
+
+inline bool slow(const Fiber *f) {
+  uint64_t period = grid.switches / CALM, of = f->block->index;
+  if (period % 2) of = of * 64 + f->thread / 32;
+  return mix(mix(settings.seed * 64 + period) + of) & 1;
+}
+
+inline void make_ready(Fiber *f) {
+  f->blocked = false;
+  size_t at = grid.head + grid.count++;
+  grid.ready[at < grid.ready.size() ? at : at - grid.ready.size()] = f;
+}
+
+// All i of [0, n), in the order that the setting asks for.
+template <class F> inline void in_order(size_t n, F f) {
+  for (size_t i = 0; i < n; i++) f(settings.order == REVERSE ? n - 1 - i : i);
+}
+
+inline void new_round() {
+  grid.round++;
+  grid.pollers = 0;
+}
+
+// Something happened that others may wait for.
+inline void progress() {
+  grid.last_switches = grid.switches;
+  grid.last_nanoseconds = grid.nanoseconds;
+  new_round();
+}
+//< fiber_grid
+
+//> fiber_report
+inline void describe(const Fiber *f, char *out, size_t bytes) {
+  if (f->done) snprintf(out, bytes, "has exited");
+  else if (f->blocked && f->mask)
+    snprintf(out, bytes, "waits in %s(0x%08x) for lanes 0x%08x", f->call, f->mask,
+             f->mask & ~f->block->meeting[f->thread / 32]);
+  else if (f->blocked) {
+    const Barrier &b = f->block->barrier[f->barrier];
+    snprintf(out, bytes, "waits in %s, barrier %u, where %u of %u threads have come", f->call,
+             f->barrier, b.arrived, b.expected);
+  } else if (f->call && f->polled) snprintf(out, bytes, "polls in %s(%p)", f->call, f->polled);
+  else if (f->call) snprintf(out, bytes, "polls in %s", f->call);
+  else snprintf(out, bytes, "is ready");
+}
+
+// One line for neighbours in the same state.
+inline void report(const char *what) {
+  fprintf(stderr, "fiber: %s\n", what);
+  int lines = 0;
+  for (Block &b : grid.blocks)
+    for (unsigned t = 0, first = 0; t < blockDim.x; t++) {
+      char state[200], next[200] = "";
+      describe(&b.fiber[t], state, sizeof state);
+      if (t + 1 < blockDim.x) describe(&b.fiber[t + 1], next, sizeof next);
+      if (!strcmp(state, next)) continue;
+      if (++lines <= 40)
+        fprintf(stderr, "fiber:   block %u thread%s %u%s%.0u: %s\n", b.index, first < t ? "s" : "",
+                first, first < t ? "-" : "", first < t ? t : 0, state);
+      first = t + 1;
+    }
+  if (lines > 40) fprintf(stderr, "fiber:   and %d lines more\n", lines - 40);
+  grid.error = cudaErrorLaunchTimeout;
+}
+//< fiber_report
+
+//> fiber_next
+inline Fiber *next() {
+  Grid &g = grid;
+  g.switches++;
+  g.nanoseconds += SWITCH_NS;
+  if (g.error) return &g.host;
+  if (!g.count) {
+    if (g.live) report("deadlock: every thread that is left waits for another");
+    return &g.host;
+  }
+  if (g.nanoseconds - g.last_nanoseconds > PATIENCE_NS ||
+      g.switches - g.last_switches > PATIENCE_SWITCHES) {
+    report("no progress: threads poll, and nobody stores");
+    return &g.host;
+  }
+  size_t n = g.ready.size();
+  if (settings.order == RANDOM)
+    for (int tries = 0; tries < 6; tries++) {
+      size_t at = (g.head + draw() % g.count) % n;
+      Fiber *f = g.ready[at];
+      g.ready[at] = g.ready[g.head];
+      g.ready[g.head] = f;
+      if (!slow(f)) break;
+    }
+  Fiber *f = g.ready[g.head];
+  g.head = g.head + 1 < n ? g.head + 1 : 0;
+  g.count--;
+  return f;
+}
+
+// `leaving`: the fiber never runs again.
+inline void run_another(bool leaving = false) {
+  Fiber *from = now ? now : &grid.host, *to = next();
+  if (to == from) return;
+  now = to->block ? to : NULL;
+  if (now) {
+    threadIdx.x = to->thread;
+    blockIdx.x = to->block->index;
+    leave_stack(leaving ? NULL : &from->fake_stack, to->stack, STACK);
+  } else leave_stack(leaving ? NULL : &from->fake_stack, grid.host_stack, grid.host_bytes);
+  fiber_switch(&from->sp, to->sp);
+  reach_stack(from->fake_stack, NULL, NULL);
+}
+
+// Where a fiber's stack begins.
+inline void enter() {
+  if (grid.host_stack) reach_stack(NULL, NULL, NULL);
+  else reach_stack(NULL, &grid.host_stack, &grid.host_bytes);
+  (*grid.kernel)();
+  now->done = true;
+  now->call = NULL;
+  grid.live--;
+  progress();
+  run_another(true);
+}
+
+// The grid ends here, with one line on stderr: what no GPU would survive either.
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void stop(cudaError_t error,
+                                                                    const char *format, ...) {
+  if (now) fprintf(stderr, "fiber: block %u thread %u: ", now->block->index, now->thread);
+  va_list ap;
+  va_start(ap, format);
+  vfprintf(stderr, format, ap);
+  va_end(ap);
+  fputc('\n', stderr);
+  if (!now) abort();
+  grid.error = error;
+  run_another(true);
+  abort();
+}
+
+// Waits until somebody makes this fiber ready.
+inline void block_in(const char *call) {
+  now->call = call;
+  new_round();
+  run_another();
+  now->call = NULL;
+}
+
+// A look at something that may not have happened yet: everybody else first.
+inline void poll(const char *call, const void *address) {
+  now->call = call;
+  now->polled = address;
+  if (now->round != grid.round) {
+    now->round = grid.round;
+    grid.pollers++;
+  }
+  if (grid.pollers > grid.count) { // all who are ready, and this one
+    grid.nanoseconds += IDLE_NS;
+    new_round();
+  }
+  make_ready(now);
+  run_another();
+  now->call = NULL;
+  now->polled = NULL;
+}
+
+// A place where the adversary may interrupt: once in 2, 8, 32 or 128 times.
+inline void interrupt() {
+  if (settings.order != RANDOM || draw() & ((2u << 2 * (settings.seed % 4)) - 1)) return;
+  make_ready(now);
+  run_another();
+}
+//< fiber_next
+
+/*: ## Where threads meet
+
+The last to come does the work for all: it counts the votes or hands each lane the value that it asked for, makes everyone ready in
+order, and stands in line itself. So no value can be overwritten before its reader has it.
+
+In a block they meet at one of sixteen barriers. `bar_arrive` counts and goes on; a producer tells a consumer without waiting
+for it. In a warp they meet by mask: a shuffle is complete when each lane that the mask names is in that same
+call with that same mask. :*/
+//> fiber_meet
+inline unsigned block_meet(const char *call, unsigned id, unsigned threads, bool waits, bool vote) {
+  Block *block = now->block;
+  bool whole = id == 0 && threads == blockDim.x;
+  if (id > 15 || threads == 0 || threads > (blockDim.x + 31) / 32 * 32 || (threads % 32 && !whole))
+    stop(cudaErrorLaunchFailure, "%s: barrier %u of %u threads", call, id, threads);
+  Barrier &b = block->barrier[id];
+  if (b.arrived && b.expected != threads)
+    stop(cudaErrorLaunchFailure, "%s: barrier %u is of %u threads here and of %u elsewhere", call,
+         id, threads, b.expected);
+  b.expected = threads;
+  b.votes += vote;
+  now->barrier = id;
+  now->mask = 0;
+  now->blocked = waits;
+  if (++b.arrived == threads) {
+    unsigned votes = b.votes;
+    b = Barrier{};
+    in_order(blockDim.x, [&](size_t t) {
+      Fiber *f = &block->fiber[t];
+      if (!f->blocked || f->mask || f->barrier != id) return;
+      f->result = votes;
+      make_ready(f);
+    });
+  }
+  if (!waits) return 0;
+  block_in(call);
+  return (unsigned)now->result;
+}
+
+inline uint64_t warp_meet(const char *call, unsigned mask, uint64_t value, unsigned source,
+                          bool vote) {
+  Fiber *me = now;
+  unsigned lane = me->thread % 32, lanes = blockDim.x - (me->thread - lane);
+  Fiber *warp = me - lane;
+  unsigned &waiting = me->block->meeting[me->thread / 32];
+  if (!(mask >> lane & 1) || (lanes < 32 && mask >> lanes))
+    stop(cudaErrorLaunchFailure, "%s: mask 0x%08x in lane %u of %u", call, mask, lane,
+         lanes < 32 ? lanes : 32);
+  if (!vote && !(mask >> source & 1))
+    stop(cudaErrorLaunchFailure, "%s: mask 0x%08x does not name lane %u, which is read", call, mask,
+         source);
+  me->mask = mask;
+  me->value = value;
+  me->source = source;
+  me->call = call;
+  me->blocked = true;
+  waiting |= 1u << lane;
+  if ((waiting & mask) == mask) {
+    unsigned votes = 0;
+    for (unsigned l = 0; l < 32; l++) {
+      if (!(mask >> l & 1)) continue;
+      if (warp[l].mask != mask || strcmp(warp[l].call, call))
+        stop(cudaErrorLaunchFailure, "%s(0x%08x): lane %u is in %s(0x%08x)", call, mask, l,
+             warp[l].call, warp[l].mask);
+      votes |= (unsigned)(warp[l].value != 0) << l;
+    }
+    waiting &= ~mask;
+    in_order(32, [&](size_t l) {
+      if (!(mask >> l & 1)) return;
+      warp[l].result = vote ? votes : warp[warp[l].source].value;
+      make_ready(&warp[l]);
+    });
+  }
+  block_in(call);
+  return me->result;
+}
+
+template <class T> inline T shuffle(const char *call, unsigned mask, T value, unsigned source) {
+  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value, "shuffles move 8 bytes");
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof value);
+  bits = warp_meet(call, mask, bits, source, false);
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+} // namespace fiber
+//< fiber_meet
+
+//> fiber_device
+inline void bar_sync(unsigned id, unsigned threads) {
+  fiber::block_meet("bar_sync", id, threads, true, false);
+}
+inline void bar_arrive(unsigned id, unsigned threads) {
+  fiber::block_meet("bar_arrive", id, threads, false, false);
+}
+inline void __syncthreads() { fiber::block_meet("__syncthreads", 0, blockDim.x, true, false); }
+inline int __syncthreads_count(int p) {
+  return (int)fiber::block_meet("__syncthreads_count", 0, blockDim.x, true, p != 0);
+}
+inline int __syncthreads_or(int p) {
+  return fiber::block_meet("__syncthreads_or", 0, blockDim.x, true, p != 0) != 0;
+}
+inline int __syncthreads_and(int p) {
+  return fiber::block_meet("__syncthreads_and", 0, blockDim.x, true, p != 0) == blockDim.x;
+}
+
+// Within `width` lanes, as on the GPU: what lies outside gives the lane its own value back.
+template <class T> inline T __shfl_sync(unsigned mask, T v, int source, int width = 32) {
+  unsigned lane = threadIdx.x % 32, w = (unsigned)width;
+  return fiber::shuffle("__shfl_sync", mask, v, (lane & ~(w - 1)) + ((unsigned)source & (w - 1)));
+}
+template <class T> inline T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32) {
+  unsigned lane = threadIdx.x % 32, w = (unsigned)width, from = lane ^ (unsigned)bits;
+  return fiber::shuffle("__shfl_xor_sync", mask, v, from >= (lane & ~(w - 1)) + w ? lane : from);
+}
+template <class T> inline T __shfl_up_sync(unsigned mask, T v, unsigned by, int width = 32) {
+  unsigned lane = threadIdx.x % 32, w = (unsigned)width;
+  return fiber::shuffle("__shfl_up_sync", mask, v, by > (lane & (w - 1)) ? lane : lane - by);
+}
+template <class T> inline T __shfl_down_sync(unsigned mask, T v, unsigned by, int width = 32) {
+  unsigned lane = threadIdx.x % 32, w = (unsigned)width;
+  return fiber::shuffle("__shfl_down_sync", mask, v, (lane & (w - 1)) + by >= w ? lane : lane + by);
+}
+inline unsigned __ballot_sync(unsigned mask, int p) {
+  return (unsigned)fiber::warp_meet("__ballot_sync", mask, p != 0, 0, true);
+}
+inline int __any_sync(unsigned mask, int p) {
+  return fiber::warp_meet("__any_sync", mask, p != 0, 0, true) != 0;
+}
+inline int __all_sync(unsigned mask, int p) {
+  return fiber::warp_meet("__all_sync", mask, p != 0, 0, true) == mask;
+}
+inline void __syncwarp(unsigned mask = 0xffffffff) {
+  unsigned lanes = blockDim.x - threadIdx.x / 32 * 32; // the default names all that there are
+  if (mask == 0xffffffff && lanes < 32) mask = (1u << lanes) - 1;
+  fiber::warp_meet("__syncwarp", mask, 0, 0, true);
+}
+// The lanes that have not exited: which of them run together is a GPU's own affair.
+inline unsigned __activemask() {
+  unsigned mask = 0, first = threadIdx.x / 32 * 32;
+  for (unsigned l = 0; l < 32 && first + l < blockDim.x; l++)
+    mask |= (unsigned)!fiber::now->block->fiber[first + l].done << l;
+  return mask;
+}
+//< fiber_device
+
+/*: ## Memory
+
+A load is a load. What matters is who may run before it. A polling loop must let others run or it would poll for ever, so
+acquire loads always do. `load_l2` reads data far more often than it polls and does so at every eighth call.
+
+Shared memory is a piece of the heap of exactly the size that was asked for, so that AddressSanitizer sees the first byte
+behind it. It begins as 0xFF, a NaN in any floating-point type: who reads what nobody wrote gets something that spreads. :*/
+//> fiber_memory
+#define DYNAMIC_SHARED(T, name) T *const name = (T *)(void *)fiber::now->block->shared
+
+inline uint4 load_stream(const uint4 *p) { return *p; }
+template <class T> inline T __ldg(const T *p) { return *p; }
+
+template <class T> inline T load_l2(const T *p) {
+  if (++fiber::now->loads % 8 == 0) fiber::poll("load_l2", p);
+  else fiber::interrupt();
+  return *p;
+}
+template <class T> inline void store_l2(T *p, T v) {
+  fiber::interrupt();
+  *p = v;
+  fiber::progress();
+}
+template <class T> inline T __ldcg(const T *p) { return load_l2(p); }
+template <class T> inline void __stcg(T *p, T v) { store_l2(p, v); }
+
+inline uint32_t load_acquire(const uint32_t *p) {
+  fiber::poll("load_acquire", p);
+  uint32_t v = *p;
+  fiber::interrupt();
+  return v;
+}
+inline void store_release(uint32_t *p, uint32_t v) { store_l2(p, v); }
+inline uint32_t atomic_add_acq_rel(uint32_t *p, uint32_t n) {
+  fiber::interrupt();
+  uint32_t old = *p;
+  *p = old + n;
+  fiber::progress();
+  fiber::interrupt();
+  return old;
+}
+inline void add_release(uint32_t *p, uint32_t n) { atomic_add_acq_rel(p, n); }
+inline void fence_gpu() {
+  fiber::interrupt();
+  fiber::progress(); // a fence is there for what was stored before it
+}
+inline void __threadfence() { fence_gpu(); }
+inline void __threadfence_block() { fiber::interrupt(); }
+
+inline unsigned long long global_nanoseconds() {
+  fiber::poll("global_nanoseconds", NULL);
+  return fiber::grid.nanoseconds;
+}
+inline void nanosleep_short() { fiber::poll("nanosleep_short", NULL); }
+inline void __nanosleep(unsigned) { fiber::poll("__nanosleep", NULL); }
+[[noreturn]] inline void __trap() { fiber::stop(cudaErrorLaunchFailure, "__trap"); }
+//< fiber_memory
+
+/*: ## Numbers
+
+The GPU's fast functions are the exact ones here, so results agree within their error, not to the bit. :*/
+//> fiber_numbers
+template <class To, class From> inline To fiber_bits(From from) {
+  To to;
+  static_assert(sizeof to == sizeof from, "the same bits");
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+inline unsigned __float_as_uint(float f) { return fiber_bits<unsigned>(f); }
+inline float __uint_as_float(unsigned u) { return fiber_bits<float>(u); }
+inline int __float_as_int(float f) { return fiber_bits<int>(f); }
+inline float __int_as_float(int i) { return fiber_bits<float>(i); }
+
+inline float f16_to_float(uint16_t h) {
+  unsigned sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
+  if (exponent == 31) return __uint_as_float(sign | 0x7f800000 | fraction << 13);
+  if (exponent) return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13);
+  float f = (float)fraction * 0x1p-24f; // subnormal or zero
+  return sign ? -f : f;
+}
+inline uint16_t float_to_f16(float f) { // to nearest, ties to even
+  unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+  if (a > 0x7f800000) return 0x7fff;                     // the GPU's one NaN
+  if (a >= 0x477ff000) return (uint16_t)(sign | 0x7c00); // 65,520 and above
+  if (a < 0x38800000) // subnormal: adding 0.5 moves the fraction into place and rounds it
+    return (uint16_t)(sign | (__float_as_uint(__uint_as_float(a) + 0.5f) - 0x3f000000));
+  return (uint16_t)(sign | (a + 0xfff + (a >> 13 & 1) - 0x38000000) >> 13);
+}
+
+// glibc declares some of these names for itself, hence macros.
+#define __expf(x) expf(x)
+#define __logf(x) logf(x)
+#define __sinf(x) sinf(x)
+#define __cosf(x) cosf(x)
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline int __popc(unsigned u) { return __builtin_popcount(u); }
+inline int __clz(int i) { return i ? __builtin_clz((unsigned)i) : 32; }
+inline int __ffs(int i) { return __builtin_ffs(i); }
+
+template <class A, class B> inline std::common_type_t<A, B> min(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point<T>::value) return (T)fmin((T)a, (T)b);
+  else return (T)b < (T)a ? (T)b : (T)a;
+}
+template <class A, class B> inline std::common_type_t<A, B> max(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point<T>::value) return (T)fmax((T)a, (T)b);
+  else return (T)a < (T)b ? (T)b : (T)a;
+}
+//< fiber_numbers
+
+/*: ## The host's side: errors, memory, streams
+
+A stream is a queue that is always empty, for all is done at once. Memory of the device is the heap's, each piece of
+exactly its size, and begins as 0xFF like shared memory. What was allocated is counted, so that a device can be too
+small. :*/
+//> fiber_host
+typedef struct CUstream_st {
+  char unused;
+} * cudaStream_t;
+typedef struct CUevent_st {
+  timespec when;
+} * cudaEvent_t;
+
+namespace fiber {
+inline cudaError_t last_error = cudaSuccess;
+inline std::map<void *, size_t> allocated;
+inline size_t allocated_bytes;
+inline std::map<const void *, size_t> shared_limit; // cudaFuncSetAttribute, by kernel
+
+inline cudaError_t result(cudaError_t e) {
+  if (e) last_error = e;
+  return e;
+}
+
+inline void *poisoned(size_t bytes, size_t alignment) { // NULL: no memory
+  void *p = NULL;
+  if (posix_memalign(&p, alignment, bytes)) return NULL;
+  return memset(p, 0xff, bytes);
+}
+} // namespace fiber
+
+inline cudaError_t cudaPeekAtLastError() { return fiber::last_error; }
+inline cudaError_t cudaGetLastError() {
+  cudaError_t e = fiber::last_error;
+  fiber::last_error = cudaSuccess;
+  return e;
+}
+inline const char *cudaGetErrorName(cudaError_t e) {
+  switch (e) {
+  case cudaSuccess: return "cudaSuccess";
+  case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+  case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+  case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+  case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
+  case cudaErrorNoDevice: return "cudaErrorNoDevice";
+  case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+  case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+  case cudaErrorNotReady: return "cudaErrorNotReady";
+  case cudaErrorLaunchOutOfResources: return "cudaErrorLaunchOutOfResources";
+  case cudaErrorLaunchTimeout: return "cudaErrorLaunchTimeout";
+  case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+  case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
+  }
+  return "unrecognized error code";
+}
+inline const char *cudaGetErrorString(cudaError_t e) { return cudaGetErrorName(e); }
+
+inline cudaError_t cudaMalloc(void **p, size_t bytes) {
+  *p = NULL;
+  if (!bytes) return cudaSuccess;
+  if (bytes > fiber::settings.memory - min(fiber::allocated_bytes, fiber::settings.memory) ||
+      !(*p = fiber::poisoned(bytes, 256)))
+    return fiber::result(cudaErrorMemoryAllocation);
+  fiber::allocated[*p] = bytes;
+  fiber::allocated_bytes += bytes;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void *p) {
+  if (!p) return cudaSuccess;
+  auto found = fiber::allocated.find(p);
+  if (found == fiber::allocated.end()) return fiber::result(cudaErrorInvalidValue);
+  fiber::allocated_bytes -= found->second;
+  fiber::allocated.erase(found);
+  free(p);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
+  *total = fiber::settings.memory;
+  *unused = *total - min(fiber::allocated_bytes, *total);
+  return cudaSuccess;
+}
+enum { cudaHostAllocDefault, cudaHostAllocPortable, cudaHostAllocMapped };
+inline cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
+  *p = bytes ? fiber::poisoned(bytes, 256) : NULL;
+  return *p || !bytes ? cudaSuccess : fiber::result(cudaErrorMemoryAllocation);
+}
+inline cudaError_t cudaMallocHost(void **p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
+template <class T> inline cudaError_t cudaMalloc(T **p, size_t bytes) {
+  return cudaMalloc((void **)(void *)p, bytes);
+}
+template <class T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned flags) {
+  return cudaHostAlloc((void **)(void *)p, bytes, flags);
+}
+template <class T> inline cudaError_t cudaMallocHost(T **p, size_t bytes) {
+  return cudaHostAlloc((void **)(void *)p, bytes, 0);
+}
+template <class T> inline cudaError_t cudaHostGetDevicePointer(T **device, void *host, unsigned) {
+  *device = (T *)host;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void *p) {
+  free(p);
+  return cudaSuccess;
+}
+
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost,
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice,
+  cudaMemcpyDefault
+};
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
+  if (bytes) memmove(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t = NULL) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
+  if (bytes) memset(p, byte, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t = NULL) {
+  return cudaMemset(p, byte, bytes);
+}
+
+enum { cudaStreamDefault, cudaStreamNonBlocking };
+inline cudaError_t cudaStreamCreate(cudaStream_t *s) {
+  *s = new CUstream_st();
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
+  return cudaStreamCreate(s);
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+  delete s;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t *e) {
+  *e = new CUevent_st();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
+  delete e;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = NULL) {
+  clock_gettime(CLOCK_MONOTONIC, &e->when);
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) {
+  *ms = (float)((double)(end->when.tv_sec - begin->when.tv_sec) * 1e3 +
+                (double)(end->when.tv_nsec - begin->when.tv_nsec) * 1e-6);
+  return cudaSuccess;
+}
+//< fiber_host
+
+/*: The device's description: what a program asks before it launches. :*/
+//> fiber_properties
+struct cudaDeviceProp {
+  char name[256];
+  int major, minor, warpSize;
+  int multiProcessorCount, maxThreadsPerBlock, maxThreadsPerMultiProcessor;
+  int regsPerBlock, regsPerMultiprocessor;
+  size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
+  size_t sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
+  int l2CacheSize, memoryBusWidth, cooperativeLaunch;
+};
+inline cudaError_t cudaGetDeviceCount(int *n) {
+  *n = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int *device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) {
+  return device == 0 ? cudaSuccess : fiber::result(cudaErrorInvalidDevice);
+}
+inline cudaError_t cudaDriverGetVersion(int *v) {
+  *v = 0; // there is none
+  return cudaSuccess;
+}
+inline cudaError_t cudaRuntimeGetVersion(int *v) { return cudaDriverGetVersion(v); }
+inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+  if (device != 0) return fiber::result(cudaErrorInvalidDevice);
+  *p = {};
+  snprintf(p->name, sizeof p->name, "fibers");
+  p->major = fiber::settings.shared > 101376 ? 9 : 8;
+  p->minor = fiber::settings.shared > 101376 ? 0 : 6;
+  p->warpSize = 32;
+  p->multiProcessorCount = (int)fiber::settings.sms;
+  p->maxThreadsPerBlock = 1024;
+  p->maxThreadsPerMultiProcessor = 2048;
+  p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+  p->totalGlobalMem = fiber::settings.memory;
+  p->sharedMemPerBlock = 48 << 10;
+  p->sharedMemPerBlockOptin = fiber::settings.shared;
+  p->reservedSharedMemPerBlock = 1024;
+  p->sharedMemPerMultiprocessor = fiber::settings.shared + 1024;
+  p->l2CacheSize = 4 << 20;
+  p->memoryBusWidth = 128;
+  p->cooperativeLaunch = 1;
+  return cudaSuccess;
+}
+
+enum cudaDeviceAttr {
+  cudaDevAttrMaxThreadsPerBlock = 1,
+  cudaDevAttrMaxSharedMemoryPerBlock = 8,
+  cudaDevAttrWarpSize = 10,
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrGlobalMemoryBusWidth = 37,
+  cudaDevAttrL2CacheSize = 38,
+  cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+  cudaDevAttrMaxRegistersPerMultiprocessor = 82,
+  cudaDevAttrCooperativeLaunch = 95,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+  cudaDevAttrReservedSharedMemoryPerBlock = 111
+};
+inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device) {
+  cudaDeviceProp p;
+  cudaError_t e = cudaGetDeviceProperties(&p, device);
+  if (e) return e;
+  switch (a) {
+  case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+  case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
+  case cudaDevAttrWarpSize: *value = p.warpSize; break;
+  case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+  case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
+  case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
+  case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+  case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
+  case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
+  case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+    *value = (int)p.sharedMemPerMultiprocessor;
+    break;
+  case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerMultiprocessor; break;
+  case cudaDevAttrCooperativeLaunch: *value = p.cooperativeLaunch; break;
+  case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
+  case cudaDevAttrReservedSharedMemoryPerBlock: *value = (int)p.reservedSharedMemPerBlock; break;
+  default: return fiber::result(cudaErrorInvalidValue);
+  }
+  return cudaSuccess;
+}
+
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+  int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+template <class F>
+inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute, int bytes) {
+  if (!kernel || bytes < 0 || (size_t)bytes > fiber::settings.shared)
+    return fiber::result(cudaErrorInvalidValue);
+  fiber::shared_limit[(const void *)kernel] = (size_t)bytes;
+  return cudaSuccess;
+}
+// More than 48 KB of shared memory must be asked for.
+inline size_t fiber_shared_limit(const void *kernel) {
+  auto found = fiber::shared_limit.find(kernel);
+  return found == fiber::shared_limit.end() ? 48 << 10 : found->second;
+}
+template <class F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) {
+  *a = {};
+  a->maxThreadsPerBlock = 1024;
+  a->numRegs = 32;
+  a->maxDynamicSharedSizeBytes = (int)fiber_shared_limit((const void *)kernel);
+  return cudaSuccess;
+}
+template <class F>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *, int threads,
+                                                                 size_t shared) {
+  if (threads < 1) return fiber::result(cudaErrorInvalidValue);
+  *blocks = threads <= 1024 && shared <= fiber::settings.shared;
+  return cudaSuccess;
+}
+//< fiber_properties
+
+/*: ## A launch
+
+Checked as a GPU would check it: a cooperative grid must fit onto the device at once, one block an SM. Any other grid
+runs in parties of as many blocks as fit. Stacks are kept from launch to launch. :*/
+//> fiber_launch
+namespace fiber {
+inline char *stacks;
+inline size_t stack_count;
+
+inline bool have_stacks(size_t n) {
+  if (n <= stack_count) return true;
+  if (stacks) munmap(stacks, stack_count * STACK);
+  stack_count = 0;
+  void *p = mmap(NULL, n * STACK, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  stacks = p == MAP_FAILED ? NULL : (char *)p;
+  if (!stacks) return false;
+  stack_count = n;
+  // A stack that overflows meets a page without access. Linux gives a process 65,530 mappings: a grid that
+  // would need more goes without.
+  for (size_t i = 0; i < n && n <= GUARDED_STACKS; i++)
+    mprotect(stacks + i * STACK, GUARD, PROT_NONE);
+  return true;
+}
+
+// Blocks [first, first + n) of the grid, from start to end.
+inline cudaError_t run_blocks(unsigned first, unsigned n, size_t shared) {
+  Grid &g = grid;
+  size_t threads = (size_t)n * blockDim.x;
+  if (!have_stacks(threads)) return cudaErrorMemoryAllocation;
+  g.blocks.assign(n, Block{});
+  g.fibers.assign(threads, Fiber{});
+  g.ready.assign(threads, NULL);
+  g.head = g.count = 0;
+  g.live = threads;
+  for (unsigned b = 0; b < n; b++) {
+    Block &block = g.blocks[b];
+    block.index = first + b;
+    block.fiber = &g.fibers[(size_t)b * blockDim.x];
+    block.shared = (unsigned char *)poisoned(shared, 128);
+    block.meeting.assign((blockDim.x + 31) / 32, 0);
+    if (!block.shared) g.error = cudaErrorMemoryAllocation;
+  }
+  for (size_t i = 0; i < threads; i++) {
+    Fiber &f = g.fibers[i];
+    f.stack = stacks + i * STACK;
+    f.block = &g.blocks[i / blockDim.x];
+    f.thread = (unsigned)(i % blockDim.x);
+    clean_stack(f.stack + GUARD, STACK - GUARD);
+    // Tops at different distances from the end: equal ones would all want the same lines of the cache.
+    f.sp = first_frame(f.stack + STACK - i % 16 * 320, enter);
+  }
+  in_order(threads, [&](size_t i) { make_ready(&g.fibers[i]); });
+  progress();
+  run_another(); // comes back when all have left, or with an error
+  for (Block &b : g.blocks) free(b.shared);
+  return g.error;
+}
+
+inline cudaError_t launch(const void *kernel, dim3 blocks, dim3 threads, size_t shared,
+                          bool cooperative, const std::function<void()> &body) {
+  static std::mutex one_at_a_time;
+  if (now) stop(cudaErrorLaunchFailure, "a kernel cannot launch another");
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  if (!kernel) return result(cudaErrorInvalidDeviceFunction);
+  if (!blocks.x || !threads.x || threads.x > 1024 ||
+      blocks.y * blocks.z * threads.y * threads.z != 1)
+    return result(cudaErrorInvalidConfiguration);
+  if (shared > fiber_shared_limit(kernel)) return result(cudaErrorInvalidValue);
+  if (cooperative && blocks.x > settings.sms) return result(cudaErrorCooperativeLaunchTooLarge);
+  gridDim = blocks;
+  blockDim = threads;
+  grid.kernel = &body;
+  grid.error = cudaSuccess;
+  grid.random = settings.seed;
+  grid.switches = grid.nanoseconds = 0;
+  grid.host = Fiber{};
+  grid.host_stack = NULL;
+  cudaError_t error = cudaSuccess;
+  for (unsigned b = 0; b < blocks.x && !error; b += settings.sms)
+    error = run_blocks(b, min(settings.sms, blocks.x - b), shared);
+  return result(error);
+}
+
+template <class... P, size_t... I>
+inline void call(void (*kernel)(P...), void **args, std::index_sequence<I...>) {
+  (void)args;
+  kernel(*(P *)args[I]...);
+}
+} // namespace fiber
+
+template <class... P>
+inline cudaError_t cudaLaunchKernel(void (*kernel)(P...), dim3 blocks, dim3 threads, void **args,
+                                    size_t shared = 0, cudaStream_t = NULL) {
+  return fiber::launch((const void *)kernel, blocks, threads, shared, false,
+                       [=] { fiber::call(kernel, args, std::index_sequence_for<P...>()); });
+}
+template <class... P>
+inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(P...), dim3 blocks, dim3 threads,
+                                               void **args, size_t shared = 0,
+                                               cudaStream_t = NULL) {
+  return fiber::launch((const void *)kernel, blocks, threads, shared, true,
+                       [=] { fiber::call(kernel, args, std::index_sequence_for<P...>()); });
+}
+
+// The same text works with CUDA. `common_type_t` makes each argument take its parameter's type.
+template <class... P>
+inline cudaError_t launch_cooperative(void (*kernel)(P...), unsigned blocks, unsigned threads,
+                                      size_t shared, cudaStream_t stream,
+                                      std::common_type_t<P>... args) {
+  void *list[] = {(void *)&args..., NULL};
+  return cudaLaunchCooperativeKernel(kernel, dim3(blocks), dim3(threads), list, shared, stream);
+}
+//< fiber_launch
+#endif
