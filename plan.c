@@ -465,12 +465,14 @@ static void explain_choices(const Plan *p, FILE *f) {
             ";\n  up to %s positions %u tiles do attention in one pass, and the barrier "
             "after scores is skipped.\n",
             digits(p->fused_context).s, heads);
+  const char *why = p->target.ffn != FFN_AUTO            ? "the target asks for it"
+                    : strcmp(p->target.kind, "cpu") == 0 ? "a CPU reads the checkpoint as it lies"
+                                                         : "weights are packed for this target";
   if (p->ffn_parts)
-    fprintf(f, "FFN: fused. No barrier between up and down; %u partial sums, added in order.\n",
-            p->ffn_parts);
-  else
-    fprintf(f, "FFN: split. The down projection is read in whole rows, as the checkpoint has "
-               "them.\n");
+    fprintf(f,
+            "FFN: fused; %s.\n  no barrier between up and down; %u partial sums, added in order.\n",
+            why, p->ffn_parts);
+  else fprintf(f, "FFN: split; %s.\n  the down projection is read in whole rows.\n", why);
 }
 
 void plan_explain(const Plan *p, uint32_t context, FILE *f) {
@@ -492,7 +494,9 @@ void plan_explain(const Plan *p, uint32_t context, FILE *f) {
   fprintf(f, "a token reads %s bytes of weights", digits(cost.weight_bytes).s);
   fprintf(f, ", and %s of K/V at context %s", digits(cost.kv_bytes).s, digits(context).s);
   fprintf(f, " (%s a position)\n", digits(shape_kv_bytes(s)).s);
-  fprintf(f, "%s reads %.1f GB/s", t->name, t->read_gbs);
+  fprintf(f, "%s reads ", t->name);
+  if (t->read_gbs > 0) fprintf(f, "%.1f GB/s", t->read_gbs);
+  else fprintf(f, "at an unknown rate");
   if (t->worker_gbs > 0) fprintf(f, ", one worker alone %.1f", t->worker_gbs);
   if (t->kv_worker_gbs > 0) fprintf(f, ", %.1f of K/V", t->kv_worker_gbs);
   if (t->barrier_us > 0) fprintf(f, "; a barrier takes %.2f us", t->barrier_us);
@@ -522,11 +526,16 @@ void plan_explain(const Plan *p, uint32_t context, FILE *f) {
     if (streams_weights((int)wave[w].op)) weights += own;
     if (wave[w].op == OP_SCORES || wave[w].op == OP_VALUES) attention += own;
   }
-  fprintf(f, "\nfloor %.2f ms; predicted %.2f ms", cost.floor_ms, cost.predicted_ms);
-  if (cost.predicted_ms > 0)
-    fprintf(f, ", %.0f%% of the floor", 100 * cost.floor_ms / cost.predicted_ms);
-  fprintf(f, ": weights %.2f, attention %.2f, %u barriers %.2f\n", weights / 1e3, attention / 1e3,
-          barriers, barriers * t->barrier_us / 1e3);
+  if (t->read_gbs <= 0)
+    fprintf(f, "\nfloor unknown: %s does not say how fast it reads; tiles probe measures it\n",
+            t->name);
+  else
+    fprintf(
+        f,
+        "\nfloor %.2f ms; predicted %.2f ms, %.0f%% of the floor: weights %.2f, attention %.2f, "
+        "%u barriers %.2f\n",
+        cost.floor_ms, cost.predicted_ms, 100 * cost.floor_ms / cost.predicted_ms, weights / 1e3,
+        attention / 1e3, barriers, barriers * t->barrier_us / 1e3);
   free(wave);
 }
 //< plan_explain

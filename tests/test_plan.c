@@ -139,6 +139,20 @@ static void tsv_and_explanation(void **state) {
   assert_true(rows <= 32); // one screen
   free(text);
   plan_free(&p);
+
+  // A target that knows nothing: no floor is invented.
+  Target t = machine("cpu", 2);
+  Error e;
+  assert_ok(plan_make(shape_find("tiny-llama"), &t, &p, &e), &e);
+  f = open_memstream(&text, &bytes);
+  plan_explain(&p, 1, f);
+  fclose(f);
+  assert_non_null(strstr(text, "floor unknown"));
+  assert_non_null(strstr(text, "FFN: split; a CPU reads the checkpoint as it lies"));
+  assert_null(strstr(text, "nan"));
+  assert_null(strstr(text, "inf"));
+  free(text);
+  plan_free(&p);
 }
 //< published
 
