@@ -319,14 +319,14 @@ static int run_loop(Session *s, const Options *o, const int32_t *prompt, uint32_
     decode_time(times, seconds() - begin, at + 1);
   }
   times->tokens = made;
-  if (e->code == EXIT_OK && bad) return 0; // a closed pipe
+  if (e->code == EXIT_OK && bad) return bad; // a closed pipe: nobody listens, so we say nothing
   Error ignored;
   char *rest = NULL;
   if (!o->ids) detokenize_flush(&d, &rest);
   if (made) arrput(rest, '\n');
-  int closed = print(rest, arrlenu(rest), &ignored);
+  int closed = print(rest, arrlenu(rest), bad ? &ignored : e);
   arrfree(rest);
-  if (bad || closed) return bad;
+  if (bad || closed) return bad ? bad : closed;
   return interrupted ? fail(e, EXIT_INTERRUPTED, "interrupted after %ld tokens", made) : 0;
 }
 
