@@ -92,11 +92,15 @@ HELPER char *read_file(const char *path, size_t *bytes) {
   if (!f) give_up(path);
   size_t n = 0, room = 4096;
   char *text = malloc(room + 1);
-  for (size_t got; text && (got = fread(text + n, 1, room - n, f)) > 0;) {
+  if (!text) give_up("malloc");
+  for (size_t got; (got = fread(text + n, 1, room - n, f)) > 0;) {
     n += got;
-    if (n == room) text = realloc(text, (room *= 2) + 1);
+    if (n < room) continue;
+    char *more = realloc(text, (room *= 2) + 1);
+    if (!more) give_up("realloc");
+    text = more;
   }
-  if (!text || ferror(f)) give_up(path);
+  if (ferror(f)) give_up(path);
   fclose(f);
   text[n] = 0;
   if (bytes) *bytes = n;
