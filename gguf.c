@@ -780,9 +780,13 @@ static int ask_family(Question *q, Shape *s) {
   snprintf(q->arch, sizeof q->arch, "%s", known[i]);
   snprintf(s->family, sizeof s->family, "%s", known[i]);
 
-  if (!gguf_string(q->g, "general.name", &p, &n) || n == 0) p = known[i], n = strlen(p);
-  if (n >= sizeof s->name) // cut between characters
-    for (n = sizeof s->name - 1; n && ((uint8_t)p[n] & 0xc0) == 0x80;) n--;
+  snprintf(s->name, sizeof s->name, "%s", known[i]);
+  if (!gguf_string(q->g, "general.name", &p, &n) || n == 0) return 0;
+  size_t most = sizeof s->name - 1;
+  if (n > most) { // cut between characters
+    while (most && ((uint8_t)p[most] & 0xc0) == 0x80) most--;
+    n = most;
+  }
   for (size_t j = 0; j < n; j++) s->name[j] = (uint8_t)p[j] < 0x20 || p[j] == 0x7f ? '?' : p[j];
   s->name[n] = 0;
   return 0;

@@ -642,7 +642,7 @@ static void widens_as_the_package(void **state) {
 // bits or, where one of the block's weights does not fit, an error.
 static void widens_every_scale(void **state) {
   (void)state;
-  uint8_t q8[34], q4[20];
+  uint8_t q8[34] = {0}, q4[20] = {0};
   uint16_t out[32];
   uint64_t seed = 1;
   int refused = 0;
@@ -894,7 +894,7 @@ static void shape_keys(void **state) {
     w = small("qwen2", needed[i], "");
     small_tensors(&w, 1, "");
     gw_string(&w, line, "12");
-    strcat(line, number ? ": not a number" : ": not an integer");
+    snprintf(line, sizeof line, "qwen2.%s: not %s", needed[i], number ? "a number" : "an integer");
     assert_shape_refused(&w, line);
     const int64_t bad[] = {0, -1, INT64_C(1) << 31, INT64_MAX};
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
@@ -1205,7 +1205,7 @@ static void assert_same_matrix(const char *what, int layer, const Matrix *a, con
 static void assert_same_vector(const char *what, int layer, const float *a, const float *b,
                                int32_t n) {
   if (!a != !b) fail_msg("%s of layer %d: only in one file", what, layer);
-  if (a && memcmp(a, b, (size_t)n * sizeof *a) != 0) fail_msg("%s of layer %d", what, layer);
+  if (a && b && memcmp(a, b, (size_t)n * sizeof *a) != 0) fail_msg("%s of layer %d", what, layer);
 }
 
 static void assert_same_shape(const Shape *a, const Shape *b) {
