@@ -1,13 +1,14 @@
 /*: # The package
 
 Planning takes a millisecond; packing a model so that every tile finds its bytes in one piece takes
-seconds and gigabytes. So `tiles plan MODEL -o FILE` does it once and keeps the result: the plan, the target it
-was made for, the weights in the order in which the plan wants them, and the texts that the tokenizer needs. One file, which
-is mapped and not read.
+seconds and gigabytes. So `tiles plan MODEL -o FILE` does it once and keeps the result: the plan,
+the target it was made for, the weights in the order in which the plan wants them, and the texts
+that the tokenizer needs. One file, which is mapped and not read.
 
-A file that outlives the program that wrote it will be met in every state: cut short by a full disk, copied from a machine
-with another version, older than the weights it was made from. This chapter is mostly about telling these apart. *A package is either
-exactly what was written, or it is refused with a line that says why.* :*/
+A file that outlives the program that wrote it will be met in every state: cut short by a full disk,
+copied from a machine with another version, older than the weights it was made from. This chapter is
+mostly about telling these apart. *A package is either exactly what was written, or it is refused
+with a line that says why.* :*/
 #include "tiles.h"
 
 #include <errno.h>
@@ -33,11 +34,12 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 | 56..64 | hash of the 56 bytes before |
 | 64.. | the table, 32 bytes a section: kind, zero, offset, bytes, hash |
 
-The sections follow in the order of their kinds, each at the next multiple of 8 (the weights: of 256), with zeros between. Everything
-but the weights is small, and its hashes are compared whenever a package is opened. The weights are
-gigabytes that nobody wants to read twice; they come as **regions**, one a matrix or vector, whose
-hashes `tiles check` compares. All numbers are little-endian and are written one by one: a struct's padding or
-the order of its fields must not become part of a format. :*/
+The sections follow in the order of their kinds, each at the next multiple of 8 (the weights: of
+256), with zeros between. Everything but the weights is small, and its hashes are compared whenever
+a package is opened. The weights are gigabytes that nobody wants to read twice; they come as
+**regions**, one a matrix or vector, whose hashes `tiles check` compares. All numbers are
+little-endian and are written one by one: a struct's padding or the order of its fields must not
+become part of a format. :*/
 //> package_layout
 enum { FORMAT = 1, HEADER = 64, ENTRY = 32, ALIGN = 8, WEIGHT_ALIGN = 256, MAX_SECTIONS = 32 };
 
@@ -65,8 +67,8 @@ static const char *section_name(SectionKind k) {
 
 /*: ## Numbers to bytes and back
 
-A reader that runs over its end does not stop; it notes that it did, and gives zeros. So a sequence of
-reads is checked once, at its end. :*/
+A reader that runs over its end does not stop; it notes that it did, and gives zeros. So a sequence
+of reads is checked once, at its end. :*/
 //> package_numbers
 static void put(uint8_t **out, const void *data, size_t bytes) { // out: an stb_ds array
   if (bytes) memcpy(arraddnptr(*out, bytes), data, bytes);
@@ -267,9 +269,9 @@ static int get_plan(const char *file, const uint8_t *data, size_t bytes, Plan *p
 
 /*: ## Regions
 
-Which matrices and vectors a model has follows from its shape, and so does their order. One list serves the
-writer, the reader and the check; the file's own list must be the same, down to every offset. Only the types of the
-matrices are the checkpoint's choice. Vectors are FP32. :*/
+Which matrices and vectors a model has follows from its shape, and so does their order. One list
+serves the writer, the reader and the check; the file's own list must be the same, down to every
+offset. Only the types of the matrices are the checkpoint's choice. Vectors are FP32. :*/
 //> package_regions
 typedef enum Layout { VECTOR, MATRIX } Layout;
 typedef enum Presence { ALWAYS, QKV_BIAS, O_BIAS, MLP_BIAS, QK_NORM } Presence;
@@ -370,8 +372,8 @@ static void *region_home(Model *m, const WeightRegion *r) {
 
 /*: ## Writing
 
-Weights go through a buffer of a megabyte: when it is full it is hashed and written. A region's hash is
-therefore a chain over its megabytes, and `package_verify` walks the same chain. :*/
+Weights go through a buffer of a megabyte: when it is full it is hashed and written. A region's hash
+is therefore a chain over its megabytes, and `package_verify` walks the same chain. :*/
 //> package_sink
 enum { PIECE = 1 << 20 };
 
@@ -412,9 +414,10 @@ static int pad_to(Sink *s, uint64_t offset, Error *e) { // between regions, with
 }
 //< package_sink
 
-/*: Matrices go row by row through `matrix_row`, so GGUF's interleaved rows come out in order. The down projection
-of a fused FFN is cut: for each ffn tile of the layer, in the order of rows, the tile's *columns* of
-every output row, so that the tile later reads its share from the first byte to the last. :*/
+/*: Matrices go row by row through `matrix_row`, so GGUF's interleaved rows come out in order. The
+down projection of a fused FFN is cut: for each ffn tile of the layer, in the order of rows, the
+tile's *columns* of every output row, so that the tile later reads its share from the first byte to
+the last. :*/
 //> package_weights
 static int by_row(const void *a, const void *b) {
   const Tile *s = a, *t = b;
@@ -500,9 +503,9 @@ static void put_regions(uint8_t **out, const WeightRegion *list) {
 }
 //< package_weights
 
-/*: The front of the file (header, table, small sections) contains hashes of what follows it. So its size is
-computed first and its place left empty, the weights are streamed, and the front is written last. Nobody
-can see the state in between: the file has a temporary name until it is whole. :*/
+/*: The front of the file (header, table, small sections) contains hashes of what follows it. So its
+size is computed first and its place left empty, the weights are streamed, and the front is written
+last. Nobody can see the state in between: the file has a temporary name until it is whole. :*/
 //> package_write
 typedef struct Front {
   Section section[MAX_SECTIONS];
@@ -666,10 +669,10 @@ int package_write(const char *path, const Plan *p, const Model *m, const Source 
 
 /*: ## Reading
 
-The order of the checks is the order of trust. The first eight bytes say whether this is a package at all and of
-which format; a format that we do not know ends the matter, because nothing after it need lie where we
-think. Then the header's hash, then what it says: the program's version, and the size of the file against
-the size that it was written with. Then the table, then each section. :*/
+The order of the checks is the order of trust. The first eight bytes say whether this is a package
+at all and of which format; a format that we do not know ends the matter, because nothing after it
+need lie where we think. Then the header's hash, then what it says: the program's version, and the
+size of the file against the size that it was written with. Then the table, then each section. :*/
 //> package_open
 typedef struct Text {
   char name[64];
@@ -916,8 +919,8 @@ void package_close(Package *p) {
 
 /*: ## What is in it
 
-The model's matrices are pointers into the package. Vectors too: every region begins at a multiple of 256
-bytes, so wherever the file is mapped they are aligned. :*/
+The model's matrices are pointers into the package. Vectors too: every region begins at a multiple
+of 256 bytes, so wherever the file is mapped they are aligned. :*/
 //> package_model
 const Plan *package_plan(const Package *p) { return &p->plan; }
 bool package_has_weights(const Package *p) { return p->regions != NULL; }

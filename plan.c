@@ -1,14 +1,14 @@
 /*: # The plan
 
-A token of a decoder is a list of matrix-vector products with nothing to decide in it: the same rows,
-in the same order, for every token. So we decide once. The planner cuts every step into tiles, gives
-each tile to a worker, and writes down where all workers must wait for each other. At run time a worker
-reads its own list from the top to the bottom, and no code anywhere asks what to do next.
+A token of a decoder is a list of matrix-vector products with nothing to decide in it: the same
+rows, in the same order, for every token. So we decide once. The planner cuts every step into tiles,
+gives each tile to a worker, and writes down where all workers must wait for each other. At run time
+a worker reads its own list from the top to the bottom, and no code anywhere asks what to do next.
 
 What makes a plan good follows from one fact: a token takes the time in which its bytes can be read.
 Workers share the memory's bandwidth, and a barrier releases nobody before the last one arrives, so
-between two barriers every worker should read the same number of **bytes**. Rows of one matrix are all
-equally long; to balance bytes, we balance rows. :*/
+between two barriers every worker should read the same number of **bytes**. Rows of one matrix are
+all equally long; to balance bytes, we balance rows. :*/
 #include "tiles.h"
 
 #include <stdlib.h>
@@ -25,16 +25,17 @@ const char *op_name(int op) {
 
 /*: ## Cutting rows
 
-Worker `i` of `W` gets the rows from `(i·rows + phase) / W` to `((i+1)·rows + phase) / W`, rounded down.
-Every worker has `rows / W` of them or one more, and the pieces meet without a gap, because one piece
-ends with the very expression that the next begins with. With fewer rows than workers the same
-expression leaves some workers without a row; they get no tile, since a tile is never empty.
+Worker `i` of `W` gets the rows from `(i·rows + phase) / W` to `((i+1)·rows + phase) / W`, rounded
+down. Every worker has `rows / W` of them or one more, and the pieces meet without a gap, because
+one piece ends with the very expression that the next begins with. With fewer rows than workers the
+same expression leaves some workers without a row; they get no tile, since a tile is never empty.
 
 `phase`, from 0 to `W - 1`, decides *which* workers have the extra row. Were it always 0, the same
-workers would read one row more in every layer. So it moves on by `rows` from one wave of an opcode to the next
-(modulo `W`), as if the layers' rows were one long tape cut without starting over. Over any number of
-layers, no two workers then differ by more than one row of that opcode. Each opcode starts at a
-phase of its own, so that the extra rows of one wave do not fall on the workers of the wave before. :*/
+workers would read one row more in every layer. So it moves on by `rows` from one wave of an opcode
+to the next (modulo `W`), as if the layers' rows were one long tape cut without starting over. Over
+any number of layers, no two workers then differ by more than one row of that opcode. Each opcode
+starts at a phase of its own, so that the extra rows of one wave do not fall on the workers of the
+wave before. :*/
 //> split_rows
 typedef struct Builder {
   Plan *p;
@@ -69,16 +70,18 @@ static uint32_t split_rows(Builder *b, Op op, uint32_t layer, uint32_t rows, boo
 
 /*: ## Cutting attention
 
-A K/V head is one unit of attention: the query heads that share it read the same keys and values, so one
-tile serves them all and the cache is read once. Grouped-query attention leaves few such heads, eight in
-Llama 3.2 1B, and a card has more workers than that. A long context is therefore also cut along its
-positions, into **chunks**; every chunk yields a partial result, and the next wave merges them.
+A K/V head is one unit of attention: the query heads that share it read the same keys and values, so
+one tile serves them all and the cache is read once. Grouped-query attention leaves few such heads,
+eight in Llama 3.2 1B, and a card has more workers than that. A long context is therefore also cut
+along its positions, into **chunks**; every chunk yields a partial result, and the next wave merges
+them.
 
-How many chunks? Each more gives work to more workers, and costs one more partial that every `wo` tile
-must read and merge. With `W` workers and `H` heads we start at `W / H`, the most that still gives a worker no
-more than one tile. Where that leaves more than a fifth of the workers' time idle (three heads on two
-workers: two rounds, and in the second one worker waits), we take the first larger count
-that does not. Twenty workers and eight heads give two chunks; 132 workers give sixteen. :*/
+How many chunks? Each more gives work to more workers, and costs one more partial that every `wo`
+tile must read and merge. With `W` workers and `H` heads we start at `W / H`, the most that still
+gives a worker no more than one tile. Where that leaves more than a fifth of the workers' time idle
+(three heads on two workers: two rounds, and in the second one worker waits), we take the first
+larger count that does not. Twenty workers and eight heads give two chunks; 132 workers give
+sixteen. :*/
 //> choose_chunks
 static uint32_t choose_chunks(uint32_t workers, uint32_t heads) {
   uint32_t start = workers / heads;
@@ -99,9 +102,10 @@ static uint32_t choose_chunks(uint32_t workers, uint32_t heads) {
 }
 //< choose_chunks
 
-/*: Tiles are dealt to the workers chunk by chunk, the heads of chunk 0 first. A short context is served by
-the tiles of chunk 0 alone, and dealt this way they lie on different workers. The same worker gets the
-same head and chunk in both waves and in all layers, so that what it read of the cache stays its own. :*/
+/*: Tiles are dealt to the workers chunk by chunk, the heads of chunk 0 first. A short context is
+served by the tiles of chunk 0 alone, and dealt this way they lie on different workers. The same
+worker gets the same head and chunk in both waves and in all layers, so that what it read of the
+cache stays its own. :*/
 //> deal_heads
 static void deal_heads(Builder *b, Op op, uint32_t layer, uint32_t barrier) {
   uint32_t heads = (uint32_t)b->p->shape.kv_heads;
@@ -120,15 +124,16 @@ static void deal_heads(Builder *b, Op op, uint32_t layer, uint32_t barrier) {
 
 /*: ## The MLP, two ways
 
-The MLP is five sixths of a layer's bytes, and there are two ways to cut it. **Fused**: a tile owns some
-intermediate rows, computes its piece of the activation, and at once multiplies it by the matching *columns* of the down
-projection. That gives a partial sum for every output, and `ffn_reduce` adds the partials up. No barrier
-separates up from down, but the columns must have been packed so that a tile's bytes lie together. **Split**: `gate_up` computes the
-whole activation, and after a barrier `down` reads whole rows of its matrix, as they lie in the checkpoint.
+The MLP is five sixths of a layer's bytes, and there are two ways to cut it. **Fused**: a tile owns
+some intermediate rows, computes its piece of the activation, and at once multiplies it by the
+matching *columns* of the down projection. That gives a partial sum for every output, and
+`ffn_reduce` adds the partials up. No barrier separates up from down, but the columns must have been
+packed so that a tile's bytes lie together. **Split**: `gate_up` computes the whole activation, and
+after a barrier `down` reads whole rows of its matrix, as they lie in the checkpoint.
 
 Both ways take two waves. On a GPU, which copies the weights anyway, the planner fuses. On a CPU the
-weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short pieces a
-row apart, so it splits. A target may ask for either. :*/
+weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short
+pieces a row apart, so it splits. A target may ask for either. :*/
 //> choose_ffn
 static bool choose_fused_ffn(const Target *t) {
   if (t->ffn != FFN_AUTO) return t->ffn == FFN_FUSED;
@@ -138,8 +143,8 @@ static bool choose_fused_ffn(const Target *t) {
 
 /*: ## One token, wave by wave
 
-Everything above meets here. The function below is the whole schedule of a token: read it from top to
-bottom and you have seen every wave. :*/
+Everything above meets here. The function below is the whole schedule of a token: read it from top
+to bottom and you have seen every wave. :*/
 //> build_waves
 static void build_waves(Builder *b, bool fused) {
   Plan *p = b->p;
@@ -179,8 +184,9 @@ static uint64_t count_tiles(const Plan *p) {
   return hidden + (uint64_t)s->layers * layer + hidden + least((uint64_t)s->vocab, w);
 }
 
-/*: The waves are built in order; a worker wants its own tiles in one piece. A counting sort by worker turns
-one order into the other, and because it is stable, each worker's tiles stay in the order of the waves. :*/
+/*: The waves are built in order; a worker wants its own tiles in one piece. A counting sort by
+worker turns one order into the other, and because it is stable, each worker's tiles stay in the
+order of the waves. :*/
 //> plan_make
 int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
   *out = (Plan){.shape = *s, .target = *t, .workers = t->workers};
@@ -266,8 +272,8 @@ int plan_index(Plan *p, Error *e) {
 
 /*: ## What a tile reads
 
-Only bytes that must come from memory count: matrices and the K/V cache. Norms, biases and activations
-are a few kilobytes that every worker reads again out of a cache. :*/
+Only bytes that must come from memory count: matrices and the K/V cache. Norms, biases and
+activations are a few kilobytes that every worker reads again out of a cache. :*/
 //> tile_bytes
 // Positions of chunk c of C at a context of n: [n*c/C, n*(c+1)/C).
 static uint64_t chunk_positions(uint64_t n, uint64_t c, uint64_t chunks) {
@@ -299,14 +305,16 @@ uint64_t tile_bytes(const Plan *p, const Tile *t, uint32_t context) {
 
 /*: ## What it will cost
 
-A plan can be priced before it has ever run. The **floor** is every byte that the token must read, divided by the
-rate at which all workers together can read. The prediction adds what a schedule of waves pays on top:
+A plan can be priced before it has ever run. The **floor** is every byte that the token must read,
+divided by the rate at which all workers together can read. The prediction adds what a schedule of
+waves pays on top:
 
-- A worker reads at its share of the memory's bandwidth or at its own top speed, whichever is less, and
-  the wave takes as long as its busiest worker.
-- A wave that streams weights starts from standstill and ends when the last worker is done: `ramp_us`.
-- Attention reads the cache more slowly than weights are streamed (`kv_worker_gbs`), and one pass costs
-  `attention_us` even over an empty cache.
+- A worker reads at its share of the memory's bandwidth or at its own top speed, whichever is less,
+  and the wave takes as long as its busiest worker.
+- A wave that streams weights starts from standstill and ends when the last worker is done:
+  `ramp_us`.
+- Attention reads the cache more slowly than weights are streamed (`kv_worker_gbs`), and one pass
+  costs `attention_us` even over an empty cache.
 - Every barrier that is not skipped costs `barrier_us`.
 
 A number that the target does not know is zero, and its cost is assumed away. :*/
@@ -390,7 +398,8 @@ void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave) {
 
 /*: ## Telling it
 
-`--tsv` is for programs: one key and one value a line. `--explain` is for people, and fits on a screen. :*/
+`--tsv` is for programs: one key and one value a line. `--explain` is for people, and fits on a
+screen. :*/
 //> plan_print_tsv
 static const char *ffn_word(const Plan *p) { return p->ffn_parts ? "fused" : "split"; }
 

@@ -1,14 +1,15 @@
 /*: # The gate
 
-A plan that is wrong does not crash. It reads a row that is still from the last layer, or leaves one row
-of four thousand unwritten, and the text comes out slightly worse on some machines. No test of the
-output finds that reliably, so nothing runs a plan that has not passed this file: the planner calls it on what it
-has just made, and the loader again on what it has just read. It trusts neither, and shares
-no code with them.
+A plan that is wrong does not crash. It reads a row that is still from the last layer, or leaves one
+row of four thousand unwritten, and the text comes out slightly worse on some machines. No test of
+the output finds that reliably, so nothing runs a plan that has not passed this file: the planner
+calls it on what it has just made, and the loader again on what it has just read. It trusts neither,
+and shares no code with them.
 
-What it proves is this. *Run on any number of workers, at any speed, every tile finds in every buffer exactly the
-values that the model's arithmetic calls for.* The proof needs no simulation. It follows from a handful
-of rules, each with a name; a plan that breaks one is refused with the tile and the name. :*/
+What it proves is this. *Run on any number of workers, at any speed, every tile finds in every
+buffer exactly the values that the model's arithmetic calls for.* The proof needs no simulation. It
+follows from a handful of rules, each with a name; a plan that breaks one is refused with the tile
+and the name. :*/
 #include "tiles.h"
 
 #include <math.h>
@@ -17,11 +18,11 @@ of rules, each with a name; a plan that breaks one is refused with the tile and 
 
 /*: ## What is being proved
 
-**Time.** A barrier cuts a token into *epochs*. All tiles of an epoch may run at the same moment, in any
-order, even those of one worker. A tile of an earlier epoch has finished before, and all that it
-wrote can be seen. Barriers of kind `BARRIER_IF_SPLIT` are skipped in attention's fused form, so a plan has two
-different sequences of epochs, and everything below must hold in both. With a single chunk there is only the fused
-form.
+**Time.** A barrier cuts a token into *epochs*. All tiles of an epoch may run at the same moment, in
+any order, even those of one worker. A tile of an earlier epoch has finished before, and all that it
+wrote can be seen. Barriers of kind `BARRIER_IF_SPLIT` are skipped in attention's fused form, so a
+plan has two different sequences of epochs, and everything below must hold in both. With a single
+chunk there is only the fused form.
 
 **Buffers.** There is one of each, used again by every layer:
 
@@ -37,20 +38,23 @@ form.
 | normed | a row | final_norm | lm_head: all |
 | candidates | a slot | lm_head | embed of the next token: all |
 
-The newest V row is written by qkv, straight into the cache, and read by the values tiles of the last
-chunk. In the fused form the scores tiles of chunk 0 read q, k and the newest V row of their heads, write the newest K row and partial
-0, and wo reads partial 0 alone. All other scores tiles and all values tiles are idle: they neither read nor write.
+The newest V row is written by qkv, straight into the cache, and read by the values tiles of the
+last chunk. In the fused form the scores tiles of chunk 0 read q, k and the newest V row of their
+heads, write the newest K row and partial 0, and wo reads partial 0 alone. All other scores tiles
+and all values tiles are idle: they neither read nor write.
 
-**Versions.** A decoder is a chain, so the version of a buffer that a tile must find is known from its opcode and
-layer alone. qkv of layer 3, say, needs the residual after ffn_reduce of layer 2: no older, no newer.
+**Versions.** A decoder is a chain, so the version of a buffer that a tile must find is known from
+its opcode and layer alone. qkv of layer 3, say, needs the residual after ffn_reduce of layer 2: no
+older, no newer.
 
-The rules say that every element of every version is **written once**, that it is written in an earlier
-epoch than it is **read**, and that the next version does not **overwrite** it in an epoch in which it may
-still be read. Then there is exactly one value that a tile can find, and it is the right one.
+The rules say that every element of every version is **written once**, that it is written in an
+earlier epoch than it is **read**, and that the next version does not **overwrite** it in an epoch
+in which it may still be read. Then there is exactly one value that a tile can find, and it is the
+right one.
 
-A wo tile works in place: it reads version 2·l of its residual rows and writes version 2·l+1 of the same
-rows. Its own read is no conflict, since the tile itself reads before it writes, and "written once" leaves
-those rows to no other tile. :*/
+A wo tile works in place: it reads version 2·l of its residual rows and writes version 2·l+1 of the
+same rows. Its own read is no conflict, since the tile itself reads before it writes, and "written
+once" leaves those rows to no other tile. :*/
 
 /*: ## Naming the culprit
 
@@ -75,8 +79,8 @@ static Text describe(const Plan *p, uint32_t i) {
 
 /*: ## Sizes
 
-First the header alone, so that no arithmetic after it can overflow and no allocation can be absurd. A dimension
-may be any number that a model could have, and 16 million bounds them all. :*/
+First the header alone, so that no arithmetic after it can overflow and no allocation can be absurd.
+A dimension may be any number that a model could have, and 16 million bounds them all. :*/
 //> plan_sizes
 static int check_count(const char *what, uint64_t n, uint64_t least, uint64_t most, Error *e) {
   if (n >= least && n <= most) return 0;
@@ -143,8 +147,8 @@ int plan_sizes(const Plan *p, Error *e) {
 
 /*: ## Each tile by itself
 
-The order makes a worker's list a range of the array; the bounds make sure that a tile's numbers mean
-something. `extent` is the one place that knows how many rows and parts each opcode has. :*/
+The order makes a worker's list a range of the array; the bounds make sure that a tile's numbers
+mean something. `extent` is the one place that knows how many rows and parts each opcode has. :*/
 //> extent
 typedef struct Extent {
   uint32_t rows, parts;
@@ -226,8 +230,9 @@ static int check_first(const Plan *p, Error *e) {
 
 /*: ## Barriers
 
-Only two kinds exist. A wave without a tile would be a wait for nothing, so we take it for a mistake. The last
-barrier is never skipped: it is all that lies between this token's candidates and the next token's embed. :*/
+Only two kinds exist. A wave without a tile would be a wait for nothing, so we take it for a
+mistake. The last barrier is never skipped: it is all that lies between this token's candidates and
+the next token's embed. :*/
 //> check_barriers
 static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
   for (uint32_t i = 0; i < p->tile_count; i++) tiles_of_wave[p->tile[i].wave]++;
@@ -248,10 +253,11 @@ static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
 
 /*: ## Written once
 
-Now the tiles are grouped: all tiles of one opcode in one layer, in the order of their rows. That is two
-sorts, one by counting and one that nearly always finds its group sorted already. In that order "every row exactly once" is
-a walk: each tile must begin where the one before it ended. Scores and values are walked chunk by chunk.
-Where a tile also owns a numbered part (an FFN partial, a candidate slot), each number must occur once. :*/
+Now the tiles are grouped: all tiles of one opcode in one layer, in the order of their rows. That is
+two sorts, one by counting and one that nearly always finds its group sorted already. In that order
+"every row exactly once" is a walk: each tile must begin where the one before it ended. Scores and
+values are walked chunk by chunk. Where a tile also owns a numbered part (an FFN partial, a
+candidate slot), each number must occur once. :*/
 //> group
 typedef struct Group {
   const uint32_t *list; // indices of tiles
@@ -367,19 +373,20 @@ static int check_written_once(Check *c, uint32_t layer, Op op) {
 
 /*: ## Read after write, and no overwrite
 
-Most of a decoder's edges are all-to-all: every qkv tile reads the whole residual, so *the earliest* qkv
-tile must come after *the latest* tile that wrote it. One comparison settles an edge, however many tiles
-there are. Three kinds of edge are narrower, and each is a walk along rows in order:
+Most of a decoder's edges are all-to-all: every qkv tile reads the whole residual, so *the earliest*
+qkv tile must come after *the latest* tile that wrote it. One comparison settles an edge, however
+many tiles there are. Three kinds of edge are narrower, and each is a walk along rows in order:
 
-- the tiles that work in place find their own rows written (two partitions of the same rows, merged);
+- the tiles that work in place find their own rows written (two partitions of the same rows,
+  merged);
 - attention finds the q, k and v rows of its heads;
 - values finds the scores of its heads.
 
-The same two numbers settle the other rule: *the latest* reader of a version must come before *the earliest* tile
-that writes the next version. On a plan whose reads are all in order this one cannot fail, because in a
-decoder each reader of a version is an ancestor of the version that follows. We check it first
-nevertheless: it names the real damage, and it will not be forgotten when an opcode comes along for which that
-argument does not hold. :*/
+The same two numbers settle the other rule: *the latest* reader of a version must come before *the
+earliest* tile that writes the next version. On a plan whose reads are all in order this one cannot
+fail, because in a decoder each reader of a version is an ancestor of the version that follows. We
+check it first nevertheless: it names the real damage, and it will not be forgotten when an opcode
+comes along for which that argument does not hold. :*/
 //> edges
 static uint32_t epoch_of(const Check *c, uint32_t tile) { return c->epoch[c->p->tile[tile].wave]; }
 
@@ -438,8 +445,8 @@ static int check_read_rows(Check *c, Group readers, Group writers) {
 }
 //< edges
 
-/*: For attention we note, for each K/V head, the tile that wrote its rows last. A K/V head's query rows are
-those of all query heads that share it; its K and V rows follow after all query rows. :*/
+/*: For attention we note, for each K/V head, the tile that wrote its rows last. A K/V head's query
+rows are those of all query heads that share it; its K and V rows follow after all query rows. :*/
 //> heads
 static void note_writer(const Check *c, uint32_t *writer, uint32_t tile, uint32_t row0,
                         uint32_t row1, uint32_t base, uint32_t rows_per_head) {
@@ -491,10 +498,11 @@ static int check_attention(Check *c, uint32_t layer) {
 
 /*: ## The chain
 
-The table at the top of this file, as code. Every layer has the same edges; the residual comes from the
-layer before, and each buffer's version from the layer before must no longer be needed. Some comparisons
-follow from others (the residual rows that wo reads in place are older than all of qkv). They stand here
-because the table says so, and a comparison is cheaper than the argument why it may be left out. :*/
+The table at the top of this file, as code. Every layer has the same edges; the residual comes from
+the layer before, and each buffer's version from the layer before must no longer be needed. Some
+comparisons follow from others (the residual rows that wo reads in place are older than all of qkv).
+They stand here because the table says so, and a comparison is cheaper than the argument why it may
+be left out. :*/
 //> chain
 static int check_layer(Check *c, uint32_t l) {
   bool parts = c->p->ffn_parts > 0;

@@ -1,14 +1,16 @@
 /*: # The other judge
 
 `validate.c` never looks at an element: it reasons about ranges, groups and the latest of many. This
-file reasons about nothing. It plays two tokens, tile by tile, over arrays that remember for every single
-element of every buffer which version it holds, who wrote it, and who reads it in the epoch that is
-being played. It is slow, and it is simple enough to be believed. The two files share no code and no shortcut;
-the test asks both about a hundred thousand damaged plans and expects the same answer every time.
+file reasons about nothing. It plays two tokens, tile by tile, over arrays that remember for every
+single element of every buffer which version it holds, who wrote it, and who reads it in the epoch
+that is being played. It is slow, and it is simple enough to be believed. The two files share no
+code and no shortcut; the test asks both about a hundred thousand damaged plans and expects the same
+answer every time.
 
-Epochs are played in two halves: first every tile of the epoch reads, then every tile of it writes. A read that
-depends on a write of the same epoch therefore finds the old version and is caught; a write to an element that another tile
-has read in this epoch is caught because the reader left its mark. :*/
+Epochs are played in two halves: first every tile of the epoch reads, then every tile of it writes.
+A read that depends on a write of the same epoch therefore finds the old version and is caught; a
+write to an element that another tile has read in this epoch is caught because the reader left its
+mark. :*/
 #ifndef BRUTE_FORCE_H
 #define BRUTE_FORCE_H
 
@@ -88,8 +90,8 @@ static void write_element(Play *s, int buffer, long index, long version, uint32_
 
 /*: ## What each opcode touches
 
-One function plays both halves; `reading` says which. It is the table in `tiles.h`, spelled out element
-by element. :*/
+One function plays both halves; `reading` says which. It is the table in `tiles.h`, spelled out
+element by element. :*/
 //> brute_play
 static void play_tile(Play *s, uint32_t i, bool reading) {
   const Tile *t = &s->p->tile[i];

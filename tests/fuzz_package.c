@@ -1,8 +1,9 @@
 /*: # Fuzzing the package loader
 
-Hashes stop a fuzzer at the door: hardly any mutation would get past the header. So each input is tried twice, as it is and
-with its hashes made right, so that what lies behind them is reached. What is accepted must
-also be usable: the plan is priced and explained, the model is asked for, every text and every weight is read. :*/
+Hashes stop a fuzzer at the door: hardly any mutation would get past the header. So each input is
+tried twice, as it is and with its hashes made right, so that what lies behind them is reached. What
+is accepted must also be usable: the plan is priced and explained, the model is asked for, every
+text and every weight is read. :*/
 #include <stdlib.h>
 #include <string.h>
 

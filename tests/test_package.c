@@ -1,9 +1,9 @@
 /*: # What goes in comes out, and nothing else gets in
 
 A package made of a small seeded checkpoint is opened again and compared with the checkpoint, number
-for number. Then it is damaged: every byte of its front, one after the other; every length that it could
-be cut to; every claim that it makes about itself. Each must be refused with a line that says why, and none
-may be read past its end (the sanitizers watch). :*/
+for number. Then it is damaged: every byte of its front, one after the other; every length that it
+could be cut to; every claim that it makes about itself. Each must be refused with a line that says
+why, and none may be read past its end (the sanitizers watch). :*/
 #include "testing.h"
 
 #include <signal.h>
@@ -341,8 +341,8 @@ static void at_any_address(void **state) {
 
 /*: ## Damage
 
-`repair` makes the hashes right again, as somebody would who means harm or whose planner is broken: what is then
-still wrong must be caught by what the numbers say. :*/
+`repair` makes the hashes right again, as somebody would who means harm or whose planner is broken:
+what is then still wrong must be caught by what the numbers say. :*/
 //> package_damage
 static uint64_t number(const uint8_t *p, int bytes) {
   uint64_t v = 0;

@@ -1,7 +1,7 @@
 /*: # Is it the plan that was published?
 
-The planner's facts for Llama 3.2 1B on an RTX 3050 are known from a write-up of such a runtime, tile for
-tile and to the hundredth of a millisecond. We expect them back, and then ask for what no
+The planner's facts for Llama 3.2 1B on an RTX 3050 are known from a write-up of such a runtime,
+tile for tile and to the hundredth of a millisecond. We expect them back, and then ask for what no
 write-up says: every known shape, odd shapes, and any number of workers. :*/
 #include "testing.h"
 

@@ -1,8 +1,9 @@
 /*: # Does the gate hold?
 
-Three kinds of evidence. Each rule refuses a plan that breaks it and nothing else, and says so by name. Plans
-that are unusual and still right are accepted. And a hundred thousand damaged plans are judged by
-`plan_validate` and by the element-by-element judge of `brute_force.h`, which must agree on every one. :*/
+Three kinds of evidence. Each rule refuses a plan that breaks it and nothing else, and says so by
+name. Plans that are unusual and still right are accepted. And a hundred thousand damaged plans are
+judged by `plan_validate` and by the element-by-element judge of `brute_force.h`, which must agree
+on every one. :*/
 #include "testing.h"
 
 #include <math.h>
@@ -68,8 +69,8 @@ static Plan plan_copy(const Plan *p) {
 
 /*: ## Mutations
 
-Each is one kind of mistake a planner, an editor or a bad disk could make. Some leave the plan valid, and must: a
-validator that refuses everything agrees with nobody. :*/
+Each is one kind of mistake a planner, an editor or a bad disk could make. Some leave the plan
+valid, and must: a validator that refuses everything agrees with nobody. :*/
 //> mutations
 typedef uint64_t Rng;
 
@@ -527,8 +528,8 @@ static void barriers(void **state) {
   base_plan(&p, FFN_FUSED);
   insert_wave(&p, 3, BARRIER_ALWAYS);
   refused_by(&p, "barriers");
-  // The barrier between the forms may stay in both. No other may be skipped, except one beside it: between
-  // values and wo none of the two may be missing in the fused form, but either alone will do.
+  // The barrier behind scores may also be of the kind that is never skipped. No other may be
+  // changed: each of them is needed in the fused form too.
   uint32_t valid = 0;
   base_plan(&p, FFN_FUSED);
   uint32_t waves = p.wave_count;
