@@ -99,6 +99,5 @@ $(FUZZERS): $(B)/%: $(B)/%.o $(LIBRARY)
 clean:
 	rm -rf build tiles
 
-.PHONY: help run test tests threaded-tests check asan tsan lint fuzz fuzzers clean
-# Objects of tests are kept: they are intermediate for make, not for us.
-.SECONDARY:
+# tiles is a link to the program of whichever B was asked for last.
+.PHONY: help run test tiles tests threaded-tests check asan tsan lint fuzz fuzzers clean
