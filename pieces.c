@@ -546,8 +546,8 @@ static void join_all(const Vocab *v, const char *piece, Link *link, size_t n, Jo
 
 /*: A character that is no token of its own becomes its bytes, where the vocabulary has the tokens
 `<0x00>` to `<0xFF>`, or else the unknown token, several in a row fused to one where the vocabulary says
-so. Without either it is dropped, as the reference drops it; byte-level vocabularies have a token for
-every byte, and nothing is ever dropped. :*/
+so. Without either it is dropped, as the reference drops it. That happens: SmolLM2's vocabulary has no
+token for 21 of the 256 bytes, some control characters and the first bytes of planes that nobody uses. :*/
 //> vocab_encode
 static void add_link(Link *link, size_t *n, int32_t id, size_t at, size_t bytes) {
   link[*n] = (Link){.id = id, .at = (uint32_t)at, .bytes = (uint32_t)bytes, .next = -1};

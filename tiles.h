@@ -416,6 +416,7 @@ typedef struct AddedTokens {
   uint32_t first[257]; // where each first byte begins
 } AddedTokens;
 
+enum { PRINT_TOKEN, PRINT_AS_IT_IS, PRINT_NOTHING }; // ordinary, added, special
 typedef enum Decoding { DECODE_BYTES, DECODE_SPACES } Decoding;
 typedef enum ChatKind { CHAT_NONE, CHAT_ML, CHAT_LLAMA3 } ChatKind;
 
@@ -424,7 +425,7 @@ typedef struct Tokenizer {
   Vocab vocab;
   TextStep *normal, *cuts; // stb_ds arrays
   AddedTokens raw, normed; // looked for before and after the normal form
-  uint8_t *silent;         // stb_ds array [size]: 1 prints nothing
+  uint8_t *printed;        // stb_ds array [size] of PRINT_*
   int32_t *front;          // stb_ds array: what goes before a text, BOS
   Decoding decoding;
   bool drop_first_space;
@@ -674,6 +675,65 @@ void cpu_seed_cache(Cpu *c, uint32_t positions);
 uint32_t cpu_threads(const Cpu *c);
 //< workers
 
+/*: ## The GPU
+
+The same plan on blocks instead of threads. In a program built without CUDA all of these say so. A GPU's target
+names the card and the fingerprint of the compiled kernel: a plan for another of either is refused. :*/
+//> gpu
+typedef struct Gpu Gpu;
+enum { GPU_LAUNCH = 64 }; // tokens of one launch, at most
+
+int gpu_count(void);                  // usable cards
+const char *gpu_why_none(void);       // when there is none: one line
+const char *kernel_fingerprint(void); // of the machine code
+// A card as a target: what the driver says and what the compiled kernel needs; rates stay 0. workers 0: all.
+int gpu_target(int device, uint32_t workers, Target *out, Error *e);
+// The same with rates measured. sweep: also print the read rate against the number of workers, as TSV.
+int gpu_probe(int device, uint32_t workers, FILE *sweep, Target *out, Error *e);
+// Uploads the weights. Memory for `context` positions is asked for first. EXIT_PLAN, EXIT_FAIL.
+int gpu_open(const Model *m, const Plan *p, uint32_t context, int device, Gpu **out, Error *e);
+void gpu_close(Gpu *g);
+// One launch: `steps` tokens from `position` on. The first n are given; what follows is decoded greedily, with
+// logits from step n - 1 on, or with `logits` false not at all (a prompt's middle: steps == n). out:
+// [GPU_LAUNCH]; *made ids were written, and *stopped says that a stop id came next. EXIT_NUMBER, EXIT_FAIL.
+int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t position, uint32_t steps,
+               bool logits, int32_t *out, uint32_t *made, bool *stopped, Error *e);
+double gpu_milliseconds(const Gpu *g);        // of the last launch, by the card's own clock
+int gpu_logits(Gpu *g, float *out, Error *e); // [vocab] of the last step that wanted them
+int gpu_seed_cache(Gpu *g, uint32_t positions, Error *e); // as cpu_seed_cache
+double gpu_read_rate(Gpu *g);                             // GB/s over the model's own weights
+// When each worker began and ended each wave of the next decode's step `step`, in nanoseconds. Filled by
+// gpu_decode. ns: [workers, waves + 1, 2]; the last entry's first is the end of the token's last barrier.
+int gpu_trace(Gpu *g, uint32_t step, Error *e);
+int gpu_trace_read(Gpu *g, uint64_t *ns, Error *e);
+// For tests: how long a worker waits before it gives up, and a worker that never comes (UINT32_MAX: none).
+void gpu_plant_failure(Gpu *g, double patience_seconds, uint32_t lost_worker);
+//< gpu
+
+/*: ## One decoder, whoever plays the plan :*/
+//> decoder_face
+typedef struct Decoder {
+  const Model *model;
+  const Plan *plan;
+  Cpu *cpu; // one of the two
+  Gpu *gpu;
+  float *logits;       // [vocab] host's copy
+  double milliseconds; // of the last launch
+} Decoder;
+
+// device: a GPU's number, or -1 for the CPU. Also after a failure, decoder_close.
+int decoder_open(const Model *m, const Plan *p, uint32_t context, int device, Decoder *out,
+                 Error *e);
+void decoder_close(Decoder *d);
+uint32_t decoder_launch(const Decoder *d); // tokens that are best decoded together
+// As gpu_decode.
+int decoder_decode(Decoder *d, const int32_t *given, uint32_t n, uint32_t position, uint32_t steps,
+                   bool logits, int32_t *out, uint32_t *made, bool *stopped, Error *e);
+const float *decoder_logits(Decoder *d, Error *e); // [vocab], or NULL
+int decoder_seed_cache(Decoder *d, uint32_t positions, Error *e);
+uint32_t decoder_threads(const Decoder *d);
+//< decoder_face
+
 /*: ## Measuring :*/
 //> bench
 typedef struct DecodeTimes {
@@ -682,9 +742,10 @@ typedef struct DecodeTimes {
   double seconds;     // of the timed steps
   double context_sum; // positions that the timed steps attended to
 } DecodeTimes;
-void decode_time(DecodeTimes *t, double step_seconds, uint32_t context);
+// Adds `steps` steps that took so long together, the first of which attended to `context` positions.
+void decode_time(DecodeTimes *t, double took_seconds, uint32_t steps, uint32_t context);
 // One line: tokens, ms/token and the share of the floor that the machine's read rate gives right now.
-void decode_report(const DecodeTimes *t, const Model *m, const Plan *p, uint32_t threads, FILE *f);
+void decode_report(const DecodeTimes *t, Decoder *d, FILE *f);
 
 // Virtual machines share their memory with neighbours, and its speed has states. A result therefore keeps
 // the slices of decoding apart by the read rate that was measured just before and just after each.
@@ -698,8 +759,8 @@ typedef struct BenchResult {
   BenchState state[2];
 } BenchResult;
 // `runs` times `tokens` tokens whose first sees `context` positions. Stops early when *stop is set.
-int bench_decode(const Model *m, const Plan *p, Cpu *c, uint32_t context, uint32_t tokens,
-                 uint32_t runs, const volatile int *stop, BenchResult *out, Error *e);
+int bench_decode(Decoder *d, uint32_t context, uint32_t tokens, uint32_t runs,
+                 const volatile int *stop, BenchResult *out, Error *e);
 void bench_print(const BenchResult *r, bool header, bool tsv, FILE *f);
 //< bench
 

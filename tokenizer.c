@@ -197,7 +197,10 @@ typedef struct Pieces {
   char *text;    // stb_ds array
   Piece *list;   // stb_ds array
   bool at_front; // the first piece begins the whole text
+  size_t limit;  // bytes that the text may grow to, whatever a file says
 } Pieces;
+
+static size_t growth(size_t bytes) { return 65536 + 64 * bytes; }
 
 static void add_piece(Piece **list, size_t start, size_t end) {
   if (end > start) arrput(*list, ((Piece){start, end}));
@@ -285,12 +288,6 @@ static int letter_byte(int32_t c) {
 //< byte_alphabet
 
 //> run_step
-// A text must not grow beyond all measure by what a file says.
-static int check_growth(size_t bytes, size_t before, Error *e) {
-  if (bytes / 64 <= before + 1024) return 0;
-  return fail(e, EXIT_INPUT, "text: the normalizer makes %zu bytes of %zu", bytes, before);
-}
-
 static int replace(const TextStep *s, PatternScan *scan, const char *text, size_t bytes, char **out,
                    Error *e) {
   size_t at = 0, start, end;
@@ -308,7 +305,6 @@ static int replace(const TextStep *s, PatternScan *scan, const char *text, size_
 static int run_step(const TextStep *s, PatternScan *scan, Pieces *p, Error *e) {
   char *text = NULL;
   Piece *list = NULL;
-  size_t before = arrlenu(p->text);
   int r = 0;
   if (s->kind == STEP_NFC) { // only ever one piece, the whole
     r = nfc(&p->text, e);
@@ -337,7 +333,8 @@ static int run_step(const TextStep *s, PatternScan *scan, Pieces *p, Error *e) {
       break;
     case STEP_NFC: break;
     }
-    if (r == 0) r = check_growth(arrlenu(text), before, e);
+    if (r == 0 && arrlenu(text) > p->limit)
+      r = fail(e, EXIT_INPUT, "text: the steps make more than %zu bytes of it", p->limit);
     add_piece(&list, start, arrlenu(text));
   }
   if (s->kind != STEP_SPLIT) {
@@ -354,7 +351,7 @@ static int run_step(const TextStep *s, PatternScan *scan, Pieces *p, Error *e) {
 int tokenizer_normalize(const Tokenizer *t, char **text, Error *e) {
   PatternScan *scan = pattern_scan();
   if (!scan) return fail(e, EXIT_FAIL, "text: out of memory");
-  Pieces p = {.text = *text, .at_front = true};
+  Pieces p = {.text = *text, .at_front = true, .limit = growth(arrlenu(*text))};
   add_piece(&p.list, 0, arrlenu(p.text));
   int r = 0;
   for (ptrdiff_t i = 0; i < arrlen(t->normal) && r == 0; i++)
@@ -436,7 +433,7 @@ static int check_id(const Tokenizer *t, int32_t id, Error *e) {
 // A text without added tokens of the raw kind. at_front: it begins the whole text.
 static int encode_stretch(const Tokenizer *t, PatternScan *scan, const char *text, size_t bytes,
                           bool special, bool at_front, int32_t **ids, Error *e) {
-  Pieces p = {.at_front = at_front};
+  Pieces p = {.at_front = at_front, .limit = growth(bytes)};
   Stretch *stretch = NULL;
   text_append(&p.text, text, bytes);
   add_piece(&p.list, 0, bytes);
@@ -450,7 +447,7 @@ static int encode_stretch(const Tokenizer *t, PatternScan *scan, const char *tex
       arrput(*ids, stretch[i].id);
       continue;
     }
-    Pieces q = {.at_front = at_front && stretch[i].start == 0};
+    Pieces q = {.at_front = at_front && stretch[i].start == 0, .limit = p.limit};
     text_append(&q.text, p.text + stretch[i].start, stretch[i].end - stretch[i].start);
     add_piece(&q.list, 0, arrlenu(q.text));
     for (ptrdiff_t k = 0; k < arrlen(t->cuts) && r == 0; k++)
@@ -577,10 +574,10 @@ void detokenize(Detokenizer *d, int32_t id, char **out) {
   const Tokenizer *t = d->tokenizer;
   size_t n, size;
   const char *text = vocab_text(&t->vocab, id, &n);
-  if (!text || !n || t->silent[id]) return;
+  if (!text || !n || t->printed[id] == PRINT_NOTHING) return;
   if (t->decoding == DECODE_BYTES) {
-    // A token that is not written in the byte alphabet is text as it is.
-    bool letters = true;
+    // A token that was added or is not written in the byte alphabet is text as it is.
+    bool letters = t->printed[id] != PRINT_AS_IT_IS;
     for (size_t i = 0; i < n && letters; i += size)
       letters = letter_byte(char_at(text + i, n - i, &size)) >= 0;
     for (size_t i = 0; i < n; i += size) {

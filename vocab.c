@@ -46,7 +46,7 @@ void tokenizer_close(Tokenizer *t) {
   steps_free(t->cuts);
   added_free(&t->raw);
   added_free(&t->normed);
-  arrfree(t->silent);
+  arrfree(t->printed);
   arrfree(t->front);
   free(t->chat_system);
   free(t->file);
@@ -580,8 +580,8 @@ static int put_added(Tokenizer *t, AddedToken a, const char *text, size_t n, boo
     else arrput(set->list, a);
   }
   arrfree(wanted);
-  while (arrlen(t->silent) < vocab_size(&t->vocab)) arrput(t->silent, 0);
-  if (r == 0) t->silent[a.id] = a.special;
+  while (arrlen(t->printed) < vocab_size(&t->vocab)) arrput(t->printed, PRINT_TOKEN);
+  if (r == 0) t->printed[a.id] = a.special ? PRINT_NOTHING : PRINT_AS_IT_IS;
   return r;
 }
 
@@ -688,7 +688,7 @@ static Tokenizer *tokenizer_new(const char *file, const Shape *shape) {
 }
 
 static int finish(Tokenizer *t) {
-  while (arrlen(t->silent) < vocab_size(&t->vocab)) arrput(t->silent, 0);
+  while (arrlen(t->printed) < vocab_size(&t->vocab)) arrput(t->printed, PRINT_TOKEN);
   added_sort(&t->raw);
   added_sort(&t->normed);
   return 0;
