@@ -36,10 +36,12 @@ static size_t model_regions(const Model *m, Region *out) {
   return n;
 }
 
-static double model_read_rate(const Model *m, uint32_t threads) {
+static double model_read_rate(Decoder *d) {
+  if (d->gpu) return gpu_read_rate(d->gpu);
+  const Model *m = d->model;
   Region *regions = calloc((size_t)m->shape.layers * 7 + 1, sizeof *regions);
   if (!regions) return 0;
-  double rate = read_rate(regions, model_regions(m, regions), threads, PROBE_SECONDS);
+  double rate = read_rate(regions, model_regions(m, regions), cpu_threads(d->cpu), PROBE_SECONDS);
   free(regions);
   return rate;
 }
@@ -50,21 +52,21 @@ static double token_bytes(const Plan *p, double context) {
 //< model_regions
 
 //> decode_report
-void decode_time(DecodeTimes *t, double step_seconds, uint32_t context) {
-  t->steps++;
-  t->seconds += step_seconds;
-  t->context_sum += context;
+void decode_time(DecodeTimes *t, double took_seconds, uint32_t steps, uint32_t context) {
+  t->steps += steps;
+  t->seconds += took_seconds;
+  t->context_sum += (double)steps * (context + (steps - 1) / 2.0);
 }
 
-void decode_report(const DecodeTimes *t, const Model *m, const Plan *p, uint32_t threads, FILE *f) {
+void decode_report(const DecodeTimes *t, Decoder *d, FILE *f) {
   fprintf(f, "%ld tokens", t->tokens);
   if (t->steps) {
-    double ms = 1e3 * t->seconds / (double)t->steps, rate = model_read_rate(m, threads);
-    fprintf(f, ", %.2f ms/token", ms);
+    double ms = 1e3 * t->seconds / (double)t->steps, rate = model_read_rate(d);
+    double bytes = token_bytes(d->plan, t->context_sum / (double)t->steps);
+    fprintf(f, ", %.*f ms/token", ms < 1 ? 4 : 2, ms);
     if (rate > 0)
-      fprintf(f, ", %.0f%% of the floor (%.1f GB/s read by %u threads)",
-              100 * token_bytes(p, t->context_sum / (double)t->steps) / rate / 1e6 / ms, rate,
-              threads);
+      fprintf(f, ", %.0f%% of the floor (%.1f GB/s read by %u %s)", 100 * bytes / rate / 1e6 / ms,
+              rate, decoder_threads(d), d->gpu ? "blocks" : "threads");
   }
   fputc('\n', f);
 }
@@ -121,9 +123,9 @@ static void split_states(Slice *slices, uint32_t n, double bytes, double *scratc
   if (cut < n) summarize(slices + cut, n - cut, bytes, scratch, &out->state[1]);
 }
 
-int bench_decode(const Model *m, const Plan *p, Cpu *c, uint32_t context, uint32_t tokens,
-                 uint32_t runs, const volatile int *stop, BenchResult *out, Error *e) {
-  *out = (BenchResult){.context = context, .tokens = tokens, .threads = cpu_threads(c)};
+int bench_decode(Decoder *d, uint32_t context, uint32_t tokens, uint32_t runs,
+                 const volatile int *stop, BenchResult *out, Error *e) {
+  *out = (BenchResult){.context = context, .tokens = tokens, .threads = decoder_threads(d)};
   size_t all = (size_t)runs * tokens;
   Slice *slices = calloc(all, sizeof *slices);
   double *ms = calloc(all, sizeof *ms);
@@ -132,29 +134,33 @@ int bench_decode(const Model *m, const Plan *p, Cpu *c, uint32_t context, uint32
     free(ms);
     return fail(e, EXIT_FAIL, "out of memory for %zu times", all);
   }
-  cpu_seed_cache(c, context - 1);
-  int32_t next = 0;
-  uint32_t kept = 0;
-  int bad = cpu_step(c, 0, context - 1, true, &next, e); // touches every page once
+  int32_t token[GPU_LAUNCH] = {0};
+  uint32_t kept = 0, launch = decoder_launch(d), made;
+  bool stopped;
+  int bad = decoder_seed_cache(d, context - 1, e);
+  // Touches every page once.
+  if (!bad) bad = decoder_decode(d, token, 1, context - 1, 1, true, token, &made, &stopped, e);
   for (uint32_t run = 0; run < runs && !bad && !*stop; run++) {
-    double before = model_read_rate(m, out->threads);
+    double before = model_read_rate(d);
     for (uint32_t i = 0; i < tokens && !bad && !*stop;) {
       uint32_t n = 0;
-      double begin = seconds(), at = begin;
-      for (; i < tokens && !bad && at - begin < SLICE_SECONDS; i++) {
-        bad = cpu_step(c, next, context - 1 + i, true, &next, e);
-        double now = seconds();
-        ms[n++] = 1e3 * (now - at);
-        at = now;
+      double begin = seconds();
+      while (i < tokens && !bad && (!n || (!d->gpu && seconds() - begin < SLICE_SECONDS))) {
+        uint32_t steps = tokens - i < launch ? tokens - i : launch;
+        int32_t given = (int32_t)((run * 7919u + i * 104729u) % (uint32_t)d->model->shape.vocab);
+        bad = decoder_decode(d, &given, 1, context - 1 + i, steps, true, token, &made, &stopped, e);
+        uint32_t ran = made + stopped; // a stop id ends a launch early
+        if (!bad) ms[n++] = d->milliseconds / (ran ? ran : 1);
+        i += ran ? ran : 1;
       }
-      double after = model_read_rate(m, out->threads);
+      double after = model_read_rate(d);
       double gap = before > after ? before / after - 1 : after / before - 1;
       if (!(gap <= AGREE)) out->dropped++;
       else slices[kept++] = (Slice){(before + after) / 2, median(ms, n)};
       before = after;
     }
   }
-  double bytes = token_bytes(p, context + (tokens - 1) / 2.0);
+  double bytes = token_bytes(d->plan, context + (tokens - 1) / 2.0);
   if (!bad && kept) split_states(slices, kept, bytes, ms, out);
   free(slices);
   free(ms);
@@ -177,8 +183,8 @@ void bench_print(const BenchResult *r, bool header, bool tsv, FILE *f) {
     const BenchState *s = &r->state[i];
     const char *name = r->states == 1 ? "only" : i ? "fast" : "slow";
     fprintf(f,
-            tsv ? "%u\t%u\t%s\t%u\t%u\t%.2f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\n"
-                : "%8u %7u %6s %4u-%-2u %9.1f %9.2f %9.2f %8.2f-%8.2f %6.1f%%\n",
+            tsv ? "%u\t%u\t%s\t%u\t%u\t%.2f\t%.4f\t%.4f\t%.4f\t%.4f\t%.1f\n"
+                : "%8u %7u %6s %4u-%-2u %9.1f %9.3f %9.3f %8.3f-%8.3f %6.1f%%\n",
             r->context, r->threads, name, s->slices, r->dropped, s->read_gbs, s->floor_ms, s->ms,
             s->least_ms, s->most_ms, s->share_percent);
   }

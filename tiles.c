@@ -25,7 +25,7 @@ typedef struct Options {
   const char *model; // the one argument without a dash
   const char *prompt, *file, *ids, *target, *output, *device, *contexts, *ffn;
   long n, context, workers, seed, runs;
-  bool chat, explain, tsv, decode, no_special, all, help;
+  bool chat, explain, tsv, decode, no_special, all, sweep, help;
 } Options;
 
 typedef struct Command {
@@ -40,8 +40,9 @@ static const struct option long_options[] = {
     {"ids", 1, 0, 'i'},    {"chat", 0, 0, 'c'},   {"ctx", 1, 0, 'x'},        {"workers", 1, 0, 'w'},
     {"device", 1, 0, 'd'}, {"target", 1, 0, 't'}, {"context", 1, 0, 'x'},    {"explain", 0, 0, 'e'},
     {"tsv", 0, 0, 'v'},    {"decode", 0, 0, 'D'}, {"no-special", 0, 0, 'S'}, {"seed", 1, 0, 's'},
-    {"runs", 1, 0, 'r'},   {"ffn", 1, 0, 'F'},    {"all", 0, 0, 'a'},        {"help", 0, 0, 'h'},
-    {"prompt", 1, 0, 'p'}, {"file", 1, 0, 'f'},   {"output", 1, 0, 'o'},     {0, 0, 0, 0}};
+    {"runs", 1, 0, 'r'},   {"ffn", 1, 0, 'F'},    {"all", 0, 0, 'a'},        {"sweep", 0, 0, 'W'},
+    {"help", 0, 0, 'h'},   {"prompt", 1, 0, 'p'}, {"file", 1, 0, 'f'},       {"output", 1, 0, 'o'},
+    {0, 0, 0, 0}};
 
 static int number(const char *what, const char *text, long least, long most, long *out, Error *e) {
   char *end;
@@ -95,6 +96,7 @@ static int parse_options(const Command *command, int argc, char **argv, Options 
     case 'r': bad = number("--runs", optarg, 1, 10000, &o->runs, e); break;
     case 'F': o->ffn = optarg; break;
     case 'a': o->all = true; break;
+    case 'W': o->sweep = true; break;
     default: break;
     }
     if (bad) return bad;
@@ -107,8 +109,9 @@ static int parse_options(const Command *command, int argc, char **argv, Options 
   if (command->argument && !o->model)
     return fail(e, EXIT_USAGE, "%s: nothing given to work on; see tiles %s --help", command->name,
                 command->name);
-  if (o->device && strcmp(o->device, "auto") != 0 && strcmp(o->device, "cpu") != 0)
-    return fail(e, EXIT_USAGE, "--device: \"%s\" is neither auto nor cpu", o->device);
+  if (o->device && strcmp(o->device, "auto") != 0 && strcmp(o->device, "cpu") != 0 &&
+      strcmp(o->device, "cuda") != 0 && strncmp(o->device, "cuda:", 5) != 0)
+    return fail(e, EXIT_USAGE, "--device: \"%s\" is none of auto, cpu and cuda:N", o->device);
   return 0;
 }
 //< options
@@ -159,11 +162,11 @@ typedef struct Session {
   Plan own; // made here, unless the package brought its plan
   const Plan *plan;
   Tokenizer *tokenizer;
-  Cpu *cpu;
+  Decoder decoder;
 } Session;
 
 static void session_close(Session *s) {
-  cpu_close(s->cpu);
+  decoder_close(&s->decoder);
   tokenizer_close(s->tokenizer);
   plan_free(&s->own);
   model_close(&s->model);
@@ -177,25 +180,66 @@ static int session_open(Session *s, const Options *o, bool text, Error *e) {
   return text ? tokenizer_open(&s->source, &s->model.shape, &s->tokenizer, e) : 0;
 }
 
-// This machine's CPU with unmeasured rates: all that a plan needs in order to run here.
-static Target here(const Options *o) {
-  Target t = {.name = "this-cpu", .kind = "cpu", .threads = 1, .fused_context = 256};
-  t.workers = o->workers ? (uint32_t)o->workers : cpu_count();
-  return t;
+// The device that --device asks for: a GPU's number, or -1 for the CPU.
+static int choose_device(const Options *o, bool quiet, int *device, Error *e) {
+  const char *d = o->device ? o->device : "auto";
+  *device = -1;
+  if (strcmp(d, "cpu") == 0) return 0;
+  if (strcmp(d, "auto") == 0) {
+    if (gpu_count() > 0) *device = 0;
+#ifdef TILES_CUDA
+    else if (!quiet) notice("on the CPU: %s", gpu_why_none());
+#else
+    (void)quiet;
+#endif
+    return 0;
+  }
+  long n = 0;
+  if (strcmp(d, "cuda") != 0 && number("--device", d + strlen("cuda:"), 0, 1023, &n, e) != 0)
+    return -1;
+  if (n >= gpu_count())
+    return fail(e, EXIT_USAGE, "--device %s: %d usable GPUs%s%s", d, gpu_count(),
+                gpu_count() ? "" : ": ", gpu_count() ? "" : gpu_why_none());
+  *device = (int)n;
+  return 0;
+}
+
+// This machine with unmeasured rates: all that a plan needs in order to run here.
+static int here(const Options *o, int device, Target *t, Error *e) {
+  if (device >= 0) return gpu_target(device, (uint32_t)o->workers, t, e);
+  *t = (Target){.name = "this-cpu", .kind = "cpu", .threads = 1, .fused_context = 256};
+  t->workers = o->workers ? (uint32_t)o->workers : cpu_count();
+  return 0;
+}
+
+static int set_ffn(const Options *o, Target *t, Error *e) {
+  if (!o->ffn) return 0;
+  if (strcmp(o->ffn, "fused") == 0) t->ffn = FFN_FUSED;
+  else if (strcmp(o->ffn, "split") == 0) t->ffn = FFN_SPLIT;
+  else return fail(e, EXIT_USAGE, "--ffn: \"%s\" is neither fused nor split", o->ffn);
+  return 0;
 }
 
 static int session_start(Session *s, const Options *o, uint32_t context, Error *e) {
+  int device;
   if (s->source.kind == SOURCE_PACKAGE) {
     s->plan = package_plan(s->source.package);
     if (o->workers && (uint32_t)o->workers != s->plan->workers)
       return fail(e, EXIT_PLAN, "%s: its plan has %u workers, --workers asks for %ld", o->model,
                   s->plan->workers, o->workers);
+    if (choose_device(o, false, &device, e) != 0) return -1;
+    if (!o->device && strcmp(s->plan->target.kind, "cpu") == 0) device = -1;
   } else {
-    Target t = here(o);
-    if (plan_make(&s->model.shape, &t, &s->own, e) != 0) return -1;
+    Target t;
+    Shape shape = s->model.shape;
+    if (choose_device(o, false, &device, e) != 0 || here(o, device, &t, e) != 0 ||
+        set_ffn(o, &t, e) != 0)
+      return -1;
+    if (device >= 0 && shape.dtype == DT_F32) shape.dtype = DT_BF16;
+    if (plan_make(&shape, &t, &s->own, e) != 0) return -1;
     s->plan = &s->own;
   }
-  return cpu_open(&s->model, s->plan, context, 0, &s->cpu, e);
+  return decoder_open(&s->model, s->plan, context, device, &s->decoder, e);
 }
 //< session
 
@@ -261,12 +305,6 @@ static int run_context(const Options *o, const Shape *shape, size_t prompt, uint
   return 0;
 }
 
-static bool stops(const Model *m, int32_t id) {
-  for (int32_t i = 0; i < m->stop_count; i++)
-    if (m->stop_ids[i] == id) return true;
-  return false;
-}
-
 static int run_prompt(Session *s, const Options *o, int32_t **ids, Error *e) {
   char *text = NULL;
   int bad;
@@ -279,55 +317,70 @@ static int run_prompt(Session *s, const Options *o, int32_t **ids, Error *e) {
   return bad;
 }
 
-static int emit(Session *s, const Options *o, Detokenizer *d, int32_t id, bool first, Error *e) {
+static int emit(const Options *o, Detokenizer *d, const int32_t *ids, uint32_t n, bool first,
+                Error *e) {
   char *out = NULL;
-  if (o->ids) {
+  for (uint32_t i = 0; i < n; i++) {
+    if (!o->ids) {
+      detokenize(d, ids[i], &out);
+      continue;
+    }
     char word[16];
-    int n = snprintf(word, sizeof word, first ? "%d" : " %d", id);
-    memcpy(arraddnptr(out, n), word, (size_t)n);
-  } else {
-    (void)s;
-    detokenize(d, id, &out);
+    int k = snprintf(word, sizeof word, first && i == 0 ? "%d" : " %d", ids[i]);
+    memcpy(arraddnptr(out, k), word, (size_t)k);
   }
   int bad = print(out, arrlenu(out), e);
   arrfree(out);
   return bad;
 }
 
+// All of the prompt but its last token, which asks for the first logits.
+static int run_through_prompt(Session *s, const int32_t *prompt, uint32_t n, Error *e) {
+  int32_t none[GPU_LAUNCH];
+  uint32_t launch = decoder_launch(&s->decoder), made;
+  bool stopped;
+  for (uint32_t at = 0; at + 1 < n && !interrupted;) {
+    uint32_t steps = n - 1 - at < launch ? n - 1 - at : launch;
+    if (decoder_decode(&s->decoder, prompt + at, steps, at, steps, false, none, &made, &stopped,
+                       e) != 0)
+      return -1;
+    at += steps;
+    progress("prompt", at + 1, n);
+  }
+  return 0;
+}
+
+// A GPU's first launches are short, so that the first words do not wait for sixty-four.
 static int run_loop(Session *s, const Options *o, const int32_t *prompt, uint32_t context,
                     DecodeTimes *times, Error *e) {
   Detokenizer d = {.tokenizer = s->tokenizer};
-  uint32_t n = (uint32_t)arrlen(prompt);
-  long made = 0;
-  int32_t next = 0;
-  int bad = 0;
-  for (uint32_t at = 0; at < n && !bad && !interrupted; at++) {
-    bad = cpu_step(s->cpu, prompt[at], at, at + 1 == n && o->n > 0, &next, e);
-    progress("prompt", at + 1, n);
+  uint32_t n = (uint32_t)arrlen(prompt), room = context - n, most = decoder_launch(&s->decoder);
+  uint32_t wanted = o->n < (long)room ? (uint32_t)o->n : room, total = 0;
+  int32_t ids[GPU_LAUNCH], last = prompt[n - 1];
+  bool stopped = false;
+  int bad = run_through_prompt(s, prompt, n, e);
+  for (uint32_t launch = 1; !bad && !interrupted && !stopped && total < wanted; launch *= 2) {
+    uint32_t steps = wanted - total, made, at = n - 1 + total;
+    if (launch > most) launch = most;
+    if (steps > launch) steps = launch;
+    bad = decoder_decode(&s->decoder, &last, 1, at, steps, true, ids, &made, &stopped, e);
+    // The first token's time holds the first touch of every page, so it is not counted.
+    if (!bad && total) decode_time(times, s->decoder.milliseconds / 1e3, made + stopped, at + 1);
+    if (made && emit(o, &d, ids, made, total == 0, e) != 0) return e->code == EXIT_OK ? 0 : -1;
+    total += made;
+    times->tokens = total;
+    if (made) last = ids[made - 1];
   }
-  for (uint32_t at = n; !bad && !interrupted && made < o->n; at++) {
-    if (at >= context) {
-      notice("context full: %u of %u positions", at, context);
-      break;
-    }
-    if (stops(&s->model, next)) break;
-    if ((bad = emit(s, o, &d, next, made == 0, e)) != 0) break;
-    made++;
-    if (made == o->n || at + 1 >= context) continue;
-    double begin = seconds();
-    bad = cpu_step(s->cpu, next, at, true, &next, e);
-    decode_time(times, seconds() - begin, at + 1);
-  }
-  times->tokens = made;
-  if (e->code == EXIT_OK && bad) return bad; // a closed pipe: nobody listens, so we say nothing
+  if (!bad && !interrupted && !stopped && total == room && (long)total < o->n)
+    notice("context full: %u of %u positions", n + total, context);
   Error ignored;
   char *rest = NULL;
   if (!o->ids) detokenize_flush(&d, &rest);
-  if (made) arrput(rest, '\n');
-  int closed = print(rest, arrlenu(rest), bad ? &ignored : e);
+  if (total) arrput(rest, '\n');
+  int closed = print(rest, arrlenu(rest), &ignored);
   arrfree(rest);
-  if (bad || closed) return bad ? bad : closed;
-  return interrupted ? fail(e, EXIT_INTERRUPTED, "interrupted after %ld tokens", made) : 0;
+  if (bad || closed) return bad;
+  return interrupted ? fail(e, EXIT_INTERRUPTED, "interrupted after %u tokens", total) : 0;
 }
 
 static int command_run(const Options *o, Error *e) {
@@ -346,8 +399,8 @@ static int command_run(const Options *o, Error *e) {
     catch_signals();
     bad = session_start(&s, o, context, e);
     if (!bad) bad = run_loop(&s, o, prompt, context, &times, e);
-    if (s.cpu && (!bad || e->code == EXIT_INTERRUPTED))
-      decode_report(&times, &s.model, s.plan, cpu_threads(s.cpu), stderr);
+    if ((s.decoder.cpu || s.decoder.gpu) && (!bad || e->code == EXIT_INTERRUPTED))
+      decode_report(&times, &s.decoder, stderr);
   }
   arrfree(prompt);
   session_close(&s);
@@ -377,11 +430,14 @@ static int command_logits(const Options *o, Error *e) {
   if (!bad && o->output) bad = atomic_open(&file, o->output, e);
   for (size_t i = 0; i < n && !bad; i++) {
     bool wanted = o->all || i + 1 == n;
-    bad = cpu_step(s.cpu, ids[i], (uint32_t)i, wanted, NULL, e);
+    int32_t next;
+    uint32_t made;
+    bool stopped;
+    bad = decoder_decode(&s.decoder, &ids[i], 1, (uint32_t)i, 1, wanted, &next, &made, &stopped, e);
     if (bad || !wanted) continue;
+    const float *row = decoder_logits(&s.decoder, e);
     size_t bytes = (size_t)s.model.shape.vocab * sizeof(float);
-    bad = o->output ? atomic_write(&file, cpu_logits(s.cpu), bytes, e)
-                    : print(cpu_logits(s.cpu), bytes, e);
+    bad = !row ? -1 : o->output ? atomic_write(&file, row, bytes, e) : print(row, bytes, e);
   }
   if (!bad && o->output) bad = atomic_commit(&file, e);
   atomic_abort(&file);
@@ -399,12 +455,11 @@ static int plan_target(const Options *o, Target *t, Error *e) {
   if (o->target) {
     if (target_read(o->target, t, e) != 0) return -1;
     if (o->workers) t->workers = (uint32_t)o->workers;
-  } else *t = here(o);
-  if (!o->ffn) return 0;
-  if (strcmp(o->ffn, "fused") == 0) t->ffn = FFN_FUSED;
-  else if (strcmp(o->ffn, "split") == 0) t->ffn = FFN_SPLIT;
-  else return fail(e, EXIT_USAGE, "--ffn: \"%s\" is neither fused nor split", o->ffn);
-  return 0;
+  } else {
+    int device;
+    if (choose_device(o, true, &device, e) != 0 || here(o, device, t, e) != 0) return -1;
+  }
+  return set_ffn(o, t, e);
 }
 
 static int command_plan(const Options *o, Error *e) {
@@ -447,7 +502,15 @@ static int command_check(const Options *o, Error *e) {
 
 static int command_probe(const Options *o, Error *e) {
   Target t;
-  if (target_probe((uint32_t)o->workers, &t, e) != 0) return -1;
+  int device;
+  if (o->sweep && o->output)
+    return fail(e, EXIT_USAGE, "probe: --sweep prints its own table; no -o");
+  if (choose_device(o, true, &device, e) != 0) return -1;
+  if (device < 0 && o->sweep) return fail(e, EXIT_USAGE, "probe: --sweep is for a GPU");
+  if (device >= 0 ? gpu_probe(device, (uint32_t)o->workers, o->sweep ? stdout : NULL, &t, e) != 0
+                  : target_probe((uint32_t)o->workers, &t, e) != 0)
+    return -1;
+  if (o->sweep) return print(NULL, 0, e);
   if (!o->output) {
     if (target_write(&t, stdout) != 0 || print(NULL, 0, e) != 0)
       return fail(e, EXIT_FAIL, "standard output: %s", strerror(errno));
@@ -525,8 +588,8 @@ static int command_bench(const Options *o, Error *e) {
   catch_signals();
   for (ptrdiff_t i = 0; !bad && i < arrlen(contexts); i++) {
     BenchResult r;
-    bad = bench_decode(&s.model, s.plan, s.cpu, (uint32_t)contexts[i], tokens, (uint32_t)o->runs,
-                       &interrupted, &r, e);
+    bad = bench_decode(&s.decoder, (uint32_t)contexts[i], tokens, (uint32_t)o->runs, &interrupted,
+                       &r, e);
     if (!bad) bench_print(&r, i == 0, o->tsv, stdout);
     if (!bad) bad = print(NULL, 0, e);
   }
@@ -536,18 +599,66 @@ static int command_bench(const Options *o, Error *e) {
 }
 //< bench_command
 
+/*: ## trace
+
+One token is decoded a few times to warm up and then once on the clock. :*/
+//> trace_command
+static int write_trace(const Options *o, const Session *s, uint32_t context, const uint64_t *ns,
+                       Error *e) {
+  if (!o->output) return 0;
+  AtomicFile f;
+  if (atomic_open(&f, o->output, e) != 0) return -1;
+  trace_chrome(s->plan, context, ns, f.f);
+  int bad =
+      ferror(f.f) ? fail(e, EXIT_FAIL, "%s: %s", o->output, strerror(errno)) : atomic_commit(&f, e);
+  atomic_abort(&f);
+  return bad;
+}
+
+static int command_trace(const Options *o, Error *e) {
+  Session s;
+  uint32_t context = o->context ? (uint32_t)o->context : 1, steps = 8, made;
+  int32_t given = 0, ids[GPU_LAUNCH];
+  bool stopped;
+  uint64_t *ns = NULL;
+  int bad = session_open(&s, o, false, e);
+  if (!bad) bad = session_start(&s, o, context + steps, e);
+  if (!bad && !s.decoder.gpu) bad = fail(e, EXIT_USAGE, "trace: needs a GPU");
+  if (!bad) {
+    ns = calloc((size_t)s.plan->workers * (s.plan->wave_count + 1), 2 * sizeof *ns);
+    bad = ns ? 0 : fail(e, EXIT_FAIL, "out of memory");
+  }
+  if (!bad) bad = decoder_seed_cache(&s.decoder, context, e);
+  for (int run = 0; run < 3 && !bad; run++) {
+    bad = gpu_trace(s.decoder.gpu, steps / 2, e);
+    if (!bad)
+      bad = gpu_decode(s.decoder.gpu, &given, 1, context - 1, steps, true, ids, &made, &stopped, e);
+  }
+  if (!bad && made <= steps / 2) bad = fail(e, EXIT_FAIL, "trace: the token was never reached");
+  if (!bad) bad = gpu_trace_read(s.decoder.gpu, ns, e);
+  if (!bad) {
+    trace_account(s.plan, context + steps / 2, gpu_read_rate(s.decoder.gpu), ns, stdout);
+    bad = write_trace(o, &s, context + steps / 2, ns, e);
+  }
+  if (!bad) bad = print(NULL, 0, e);
+  free(ns);
+  session_close(&s);
+  return bad;
+}
+//< trace_command
+
 /*: ## The table of commands :*/
 //> main
 static const Command commands[] = {
-    {"run", "pfinocxwd",
+    {"run", "pfincxwdF",
      "tiles run MODEL (-p TEXT | -f FILE | --ids LIST) [-n N] [--chat] [--ctx N] [--workers N]\n"
-     "               [--device auto|cpu]\n"
+     "               [--device auto|cpu|cuda:N] [--ffn fused|split]\n"
      "  Decodes up to N (256) tokens after the prompt, greedily: text on stdout, or ids with "
      "--ids.\n"
      "  MODEL is a Hugging Face folder, a GGUF file, or a package made by tiles plan -o.\n"
      "    tiles run models/SmolLM2-135M-Instruct.Q4_1.gguf --chat -p 'What is gravity?'\n",
      command_run, true},
-    {"plan", "txwFevo",
+    {"plan", "txwFevod",
      "tiles plan MODEL|SHAPE [--target NAME|FILE] [--context N] [--workers N]\n"
      "               [--ffn fused|split] [--explain|--tsv] [-o FILE]\n"
      "  Plans one token and explains the plan, or writes plan and packed weights to FILE.\n"
@@ -557,21 +668,27 @@ static const Command commands[] = {
      "tiles check PLAN\n"
      "  Validates a package: header, plan, every rule, and the hashes of its weights.\n",
      command_check, true},
-    {"bench", "xXnrwvd",
+    {"bench", "xXnrwvdF",
      "tiles bench MODEL [--ctx LIST] [-n N] [--runs N] [--workers N] [--tsv]\n"
      "  Streaming-read rate, floor, median ms/token and share of the floor at each context.\n"
      "    tiles bench DIR --ctx 1,4096\n",
      command_bench, true},
-    {"probe", "wo",
-     "tiles probe [--workers N] [-o FILE]\n"
-     "  Measures this machine and prints a target for tiles plan --target FILE.\n",
+    {"trace", "xwodF",
+     "tiles trace MODEL [--ctx N] [--workers N] [--device cuda:N] [-o FILE]\n"
+     "  Where one token's time goes on a GPU, stage by stage; -o writes a Chrome/Perfetto trace.\n",
+     command_trace, true},
+    {"probe", "wodW",
+     "tiles probe [--device auto|cpu|cuda:N] [--workers N] [--sweep | -o FILE]\n"
+     "  Measures this machine and prints a target for tiles plan --target FILE; with --sweep, a "
+     "GPU's\n"
+     "  read rate against the number of workers.\n",
      command_probe, false},
     {"synth", "s",
      "tiles synth SHAPE DIR [--seed N]\n"
      "  Writes a checkpoint with seeded random weights; SHAPE may end in :f32, :bf16 or :f16.\n"
      "    tiles synth llama-3.2-1b /tmp/1b --seed 7\n",
      command_synth, true},
-    {"logits", "iowad",
+    {"logits", "iowadF",
      "tiles logits MODEL --ids LIST [--all] [-o FILE] [--workers N]\n"
      "  The last position's logits (all positions' with --all) as 32-bit floats.\n",
      command_logits, true},
@@ -589,6 +706,7 @@ static void usage(FILE *f) {
         "  tiles plan MODEL|SHAPE      the tiles, waves and bytes of one token, and the floor\n"
         "  tiles check PLAN            validate a package\n"
         "  tiles bench MODEL           ms/token beside the floor\n"
+        "  tiles trace MODEL           one token on the clock, wave by wave\n"
         "  tiles probe                 measure this machine\n"
         "  tiles synth SHAPE DIR       a checkpoint with random weights\n"
         "  tiles logits MODEL --ids L  logits, for comparing\n"

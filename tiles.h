@@ -762,6 +762,10 @@ typedef struct BenchResult {
 int bench_decode(Decoder *d, uint32_t context, uint32_t tokens, uint32_t runs,
                  const volatile int *stop, BenchResult *out, Error *e);
 void bench_print(const BenchResult *r, bool header, bool tsv, FILE *f);
+
+// The loss account of one traced token as TSV, and its trace in Chrome's format. ns: [workers, waves + 1, 2]
+void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint64_t *ns, FILE *f);
+void trace_chrome(const Plan *p, uint32_t context, const uint64_t *ns, FILE *f);
 //< bench
 
 /*: ## Seeded checkpoints
