@@ -510,9 +510,8 @@ int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, bool sp
     arrsetlen(*ids, (size_t)before);
     return -1;
   }
-  int32_t *added = *ids + before;
   if (front && arrlen(*ids) - before >= 2 * front &&
-      memcmp(added, added + front, (size_t)front * sizeof *added) == 0) {
+      memcmp(*ids + before, *ids + before + front, (size_t)front * sizeof **ids) == 0) {
     size_t n = 0;
     const char *bos = vocab_text(&t->vocab, t->front[0], &n);
     arrdeln(*ids, before, (size_t)front);

@@ -746,7 +746,7 @@ static int read_template(Tokenizer *t, const cJSON *config, const Mapping *jinja
 }
 
 static int parse(Tokenizer *t, const Mapping *text, Error *e) {
-  const char *json = (const char *)text[0].data;
+  const char *json = text[0].data ? (const char *)text[0].data : "";
   size_t n = text[0].size;
   if (n > (size_t)1 << 28)
     return fail(e, EXIT_INPUT, "%s: %zu bytes, at most %d", t->file, n, 1 << 28);

@@ -141,6 +141,13 @@ static bool has_byte(const Text *t, const char *bytes) {
   return false;
 }
 
+// The sanitizers are content with every seventh text.
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+enum { STRIDE = 7 };
+#else
+enum { STRIDE = 1 };
+#endif
+
 // Both modes and the way back, for every text; json and gguf alike.
 static void like_the_reference(int which) {
   need(which);
@@ -157,7 +164,7 @@ static void like_the_reference(int which) {
   Error e;
   Capture quiet = capture_begin(); // notices of a typed BOS
   uint32_t wrong = 0, first_wrong = 0;
-  for (uint32_t i = 0; i < text_count(); i++) {
+  for (uint32_t i = 0; i < text_count(); i += STRIDE) {
     make_text(i, &text);
     total += text.n;
     int32_t *ids = NULL, *plain = NULL, *other = NULL;
@@ -183,8 +190,8 @@ static void like_the_reference(int which) {
   }
   free(capture_end(quiet));
   free(golden);
-  print_message("# %s: %u texts, %zu bytes, %zu ids, %u differ\n", names[which], text_count(),
-                total, ids_total, wrong);
+  print_message("# %s: %u texts, %zu bytes, %zu ids, %u differ\n", names[which],
+                text_count() / STRIDE, total, ids_total, wrong);
   if (wrong) {
     make_text(first_wrong, &text);
     fail_msg("%u texts differ, the first is number %u: %.*s", wrong, first_wrong,
@@ -1054,6 +1061,7 @@ static void gguf_scores(void **state) {
   assert_int_equal(tokenizer_encode(t, "ax", 2, false, &ids, &e), -1);
   assert_error(&e, EXIT_INPUT, "no token for byte 0x78");
   assert_int_equal(arrlen(ids), 0);
+  arrfree(ids);
   tokenizer_close(t);
   gw_u32(&w, "tokenizer.ggml.unknown_token_id", 2);
   t = gguf_opened(&w, &e);
