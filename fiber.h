@@ -104,51 +104,41 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct __align__(8) int2 {
-  int x, y;
-};
-struct __align__(8) uint2 {
-  unsigned x, y;
-};
-struct __align__(8) float2 {
-  float x, y;
-};
-struct __align__(16) int4 {
-  int x, y, z, w;
-};
-struct __align__(16) uint4 {
-  unsigned x, y, z, w;
-};
-struct __align__(16) float4 {
-  float x, y, z, w;
-};
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+#define FIBER_VECTORS(T, pair, four)                                                               \
+  struct alignas(8) pair {                                                                         \
+    T x, y;                                                                                        \
+  };                                                                                               \
+  struct alignas(16) four {                                                                        \
+    T x, y, z, w;                                                                                  \
+  };                                                                                               \
+  inline pair make_##pair(T x, T y) { return {x, y}; }                                             \
+  inline four make_##four(T x, T y, T z, T w) { return {x, y, z, w}; }
+FIBER_VECTORS(int, int2, int4)
+FIBER_VECTORS(unsigned, uint2, uint4)
+FIBER_VECTORS(float, float2, float4)
 
 // Of the fiber that runs now; the scheduler sets them.
 inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
-enum cudaError_t {
-  cudaSuccess = 0,
-  cudaErrorInvalidValue = 1,
-  cudaErrorMemoryAllocation = 2,
-  cudaErrorInvalidConfiguration = 9,
-  cudaErrorInvalidDeviceFunction = 98,
-  cudaErrorNoDevice = 100,
-  cudaErrorInvalidDevice = 101,
-  cudaErrorInvalidResourceHandle = 400,
-  cudaErrorNotReady = 600,
-  cudaErrorLaunchOutOfResources = 701,
-  cudaErrorLaunchTimeout = 702,
-  cudaErrorLaunchFailure = 719,
-  cudaErrorCooperativeLaunchTooLarge = 720
-};
+// With CUDA's numbers.
+#define FIBER_ERRORS(E)                                                                            \
+  E(Success, 0)                                                                                    \
+  E(ErrorInvalidValue, 1)                                                                          \
+  E(ErrorMemoryAllocation, 2)                                                                      \
+  E(ErrorInvalidConfiguration, 9)                                                                  \
+  E(ErrorInvalidDeviceFunction, 98)                                                                \
+  E(ErrorNoDevice, 100)                                                                            \
+  E(ErrorInvalidDevice, 101)                                                                       \
+  E(ErrorInvalidResourceHandle, 400)                                                               \
+  E(ErrorNotReady, 600)                                                                            \
+  E(ErrorLaunchOutOfResources, 701)                                                                \
+  E(ErrorLaunchTimeout, 702)                                                                       \
+  E(ErrorLaunchFailure, 719)                                                                       \
+  E(ErrorCooperativeLaunchTooLarge, 720)
+#define FIBER_ERROR(name, number) cuda##name = number,
+enum cudaError_t { FIBER_ERRORS(FIBER_ERROR) };
 //< fiber_words
 
 /*: ## The machine we pretend to be
@@ -159,33 +149,29 @@ program can, too, between launches. :*/
 namespace fiber {
 
 enum Order { FORWARD, REVERSE, RANDOM };
+inline const char *const order_names[] = {"forward", "reverse", "random"};
 
-inline uint64_t environment(const char *name, uint64_t otherwise) {
+// A number, or one of the names, of which the first is the default.
+inline uint64_t environment(const char *name, uint64_t otherwise, const char *const *names = NULL) {
   const char *text = getenv(name);
   if (!text || !*text) return otherwise;
+  for (uint64_t i = 0; names && i < 3; i++)
+    if (!strcmp(text, names[i])) return i;
   char *end;
   uint64_t value = strtoull(text, &end, 0);
-  if (!*end && *text != '-') return value;
-  fprintf(stderr, "fiber: %s=%s is not a number; using %llu\n", name, text,
-          (unsigned long long)otherwise);
+  if (!names && !*end && *text != '-') return value;
+  fprintf(stderr, "fiber: %s=%s is ignored: it should be a %s\n", name, text,
+          names ? "forward, reverse or random" : "number");
   return otherwise;
-}
-
-inline Order environment_order() {
-  const char *text = getenv("FIBER_ORDER");
-  if (!text || !*text || !strcmp(text, "forward")) return FORWARD;
-  if (!strcmp(text, "reverse")) return REVERSE;
-  if (!strcmp(text, "random")) return RANDOM;
-  fprintf(stderr, "fiber: FIBER_ORDER=%s is not forward, reverse or random; using forward\n", text);
-  return FORWARD;
 }
 
 struct Settings {
   unsigned sms = (unsigned)environment("FIBER_SMS", 4);
   size_t memory = environment("FIBER_MEMORY", (size_t)8 << 30); // bytes of the device
   size_t shared = environment("FIBER_SHARED", 232448);          // bytes a block may have
-  Order order = environment_order();
+  Order order = (Order)environment("FIBER_ORDER", FORWARD, order_names);
   uint64_t seed = environment("FIBER_SEED", 1);
+  uint64_t patience = environment("FIBER_PATIENCE", 100000000); // switches without a store
 };
 inline Settings settings;
 //< fiber_settings
@@ -218,7 +204,7 @@ struct Fiber {
 
 enum : size_t { STACK = 128 << 10, GUARD = 4096, GUARDED_STACKS = 16384 };
 
-#if defined(__x86_64__) && !defined(FIBER_UCONTEXT)
+#ifndef FIBER_UCONTEXT
 extern "C" void fiber_switch(void **from, void *to);
 asm(R"(
   .pushsection .text.fiber_switch, "axG", @progbits, fiber_switch, comdat
@@ -238,33 +224,6 @@ inline void *first_frame(char *top, void (*entry)()) {
   uintptr_t frame[8] = {0, 0, 0, 0, 0, 0, (uintptr_t)entry, 0};
   return memcpy(top - sizeof frame, frame, sizeof frame);
 }
-#elif defined(__aarch64__) && !defined(FIBER_UCONTEXT)
-extern "C" void fiber_switch(void **from, void *to);
-asm(R"(
-  .pushsection .text.fiber_switch, "axG", @progbits, fiber_switch, comdat
-  .weak fiber_switch
-  .type fiber_switch, %function
-fiber_switch:
-  sub sp, sp, #160
-  stp x19, x20, [sp]; stp x21, x22, [sp, #16]; stp x23, x24, [sp, #32]; stp x25, x26, [sp, #48]
-  stp x27, x28, [sp, #64]; stp x29, x30, [sp, #80]
-  stp d8, d9, [sp, #96]; stp d10, d11, [sp, #112]; stp d12, d13, [sp, #128]; stp d14, d15, [sp, #144]
-  mov x9, sp
-  str x9, [x0]
-  mov sp, x1
-  ldp x19, x20, [sp]; ldp x21, x22, [sp, #16]; ldp x23, x24, [sp, #32]; ldp x25, x26, [sp, #48]
-  ldp x27, x28, [sp, #64]; ldp x29, x30, [sp, #80]
-  ldp d8, d9, [sp, #96]; ldp d10, d11, [sp, #112]; ldp d12, d13, [sp, #128]; ldp d14, d15, [sp, #144]
-  add sp, sp, #160
-  ret
-  .size fiber_switch, . - fiber_switch
-  .popsection
-)");
-inline void *first_frame(char *top, void (*entry)()) {
-  uintptr_t frame[20] = {};
-  frame[11] = (uintptr_t)entry; // x30, where `ret` goes
-  return memcpy(top - sizeof frame, frame, sizeof frame);
-}
 #else
 // Here Fiber.sp is a ucontext_t that lies at the top of the stack; the host's is one of its own.
 inline ucontext_t host_context;
@@ -275,7 +234,7 @@ inline void fiber_switch(void **from, void *to) {
 inline void *first_frame(char *top, void (*entry)()) {
   ucontext_t *c = (ucontext_t *)(top - (sizeof *c + 15) / 16 * 16);
   getcontext(c);
-  c->uc_stack.ss_sp = top - STACK / 2;
+  c->uc_stack.ss_sp = top - STACK / 2; // how far down does not matter
   c->uc_stack.ss_size = (size_t)((char *)c - (top - STACK / 2));
   makecontext(c, entry, 0);
   return c;
@@ -332,9 +291,8 @@ struct Block {
 enum : uint64_t {
   SWITCH_NS = 20,
   IDLE_NS = 200000,
-  PATIENCE_NS = 60000000000,     // without a store, while everybody polls
-  PATIENCE_SWITCHES = 400000000, // the same, while some go from barrier to barrier
-  CALM = 4096                    // switches between two choices of who is slow
+  PATIENCE_NS = 60000000000, // without a store, while everybody polls
+  CALM = 4096                // switches between two choices of who is slow
 };
 
 inline struct Grid {
@@ -436,7 +394,7 @@ inline Fiber *next() {
     return &g.host;
   }
   if (g.nanoseconds - g.last_nanoseconds > PATIENCE_NS ||
-      g.switches - g.last_switches > PATIENCE_SWITCHES) {
+      g.switches - g.last_switches > settings.patience) {
     report("no progress: threads poll, and nobody stores");
     return &g.host;
   }
@@ -484,13 +442,12 @@ inline void enter() {
 // The grid ends here, with one line on stderr: what no GPU would survive either.
 [[noreturn]] __attribute__((format(printf, 2, 3))) inline void stop(cudaError_t error,
                                                                     const char *format, ...) {
-  if (now) fprintf(stderr, "fiber: block %u thread %u: ", now->block->index, now->thread);
+  fprintf(stderr, "fiber: block %u thread %u: ", now->block->index, now->thread);
   va_list ap;
   va_start(ap, format);
   vfprintf(stderr, format, ap);
   va_end(ap);
   fputc('\n', stderr);
-  if (!now) abort();
   grid.error = error;
   run_another(true);
   abort();
@@ -522,9 +479,9 @@ inline void poll(const char *call, const void *address) {
   now->polled = NULL;
 }
 
-// A place where the adversary may interrupt: once in 2, 8, 32 or 128 times.
+// A place where the adversary may interrupt: once in 2, 4, 8 or 16 times.
 inline void interrupt() {
-  if (settings.order != RANDOM || draw() & ((2u << 2 * (settings.seed % 4)) - 1)) return;
+  if (settings.order != RANDOM || draw() & ((2u << settings.seed % 4) - 1)) return;
   make_ready(now);
   run_another();
 }
@@ -542,7 +499,7 @@ call with that same mask. :*/
 inline unsigned block_meet(const char *call, unsigned id, unsigned threads, bool waits, bool vote) {
   Block *block = now->block;
   bool whole = id == 0 && threads == blockDim.x;
-  if (id > 15 || threads == 0 || threads > (blockDim.x + 31) / 32 * 32 || (threads % 32 && !whole))
+  if (id > 15 || threads == 0 || threads > blockDim.x || (threads % 32 && !whole))
     stop(cudaErrorLaunchFailure, "%s: barrier %u of %u threads", call, id, threads);
   Barrier &b = block->barrier[id];
   if (b.arrived && b.expected != threads)
@@ -590,7 +547,7 @@ inline uint64_t warp_meet(const char *call, unsigned mask, uint64_t value, unsig
     unsigned votes = 0;
     for (unsigned l = 0; l < 32; l++) {
       if (!(mask >> l & 1)) continue;
-      if (warp[l].mask != mask || strcmp(warp[l].call, call))
+      if (warp[l].mask != mask || (warp[l].call != call && strcmp(warp[l].call, call)))
         stop(cudaErrorLaunchFailure, "%s(0x%08x): lane %u is in %s(0x%08x)", call, mask, l,
              warp[l].call, warp[l].mask);
       votes |= (unsigned)(warp[l].value != 0) << l;
@@ -790,24 +747,25 @@ template <class A, class B> inline std::common_type_t<A, B> max(A a, B b) {
 }
 //< fiber_numbers
 
-/*: ## The host's side: errors, memory, streams
+/*: ## The host's side
 
-A stream is a queue that is always empty, for all is done at once. Memory of the device is the heap's, each piece of
-exactly its size, and begins as 0xFF like shared memory. What was allocated is counted, so that a device can be too
-small. :*/
+What a program calls around its launches. All is done at once, so a stream is a queue that is always empty. The
+device's memory is the heap's, each piece of exactly its size, and begins as 0xFF like shared memory; what is allocated is
+counted, so that a device can be too small. :*/
 //> fiber_host
-typedef struct CUstream_st {
+struct CUstream_st {
   char unused;
-} * cudaStream_t;
-typedef struct CUevent_st {
+};
+struct CUevent_st {
   timespec when;
-} * cudaEvent_t;
+};
+typedef CUstream_st *cudaStream_t;
+typedef CUevent_st *cudaEvent_t;
 
 namespace fiber {
 inline cudaError_t last_error = cudaSuccess;
-inline std::map<void *, size_t> allocated;
+inline std::map<void *, size_t> allocated; // bytes of each piece of device memory
 inline size_t allocated_bytes;
-inline std::map<const void *, size_t> shared_limit; // cudaFuncSetAttribute, by kernel
 
 inline cudaError_t result(cudaError_t e) {
   if (e) last_error = e;
@@ -816,43 +774,32 @@ inline cudaError_t result(cudaError_t e) {
 
 inline void *poisoned(size_t bytes, size_t alignment) { // NULL: no memory
   void *p = NULL;
-  if (posix_memalign(&p, alignment, bytes)) return NULL;
-  return memset(p, 0xff, bytes);
+  return posix_memalign(&p, alignment, bytes) ? NULL : memset(p, 0xff, bytes);
 }
 } // namespace fiber
 
-inline cudaError_t cudaPeekAtLastError() { return fiber::last_error; }
-inline cudaError_t cudaGetLastError() {
-  cudaError_t e = fiber::last_error;
-  fiber::last_error = cudaSuccess;
-  return e;
-}
+#define FIBER_ERROR_NAME(name, number)                                                             \
+  case cuda##name: return "cuda" #name;
 inline const char *cudaGetErrorName(cudaError_t e) {
-  switch (e) {
-  case cudaSuccess: return "cudaSuccess";
-  case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-  case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-  case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-  case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
-  case cudaErrorNoDevice: return "cudaErrorNoDevice";
-  case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-  case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-  case cudaErrorNotReady: return "cudaErrorNotReady";
-  case cudaErrorLaunchOutOfResources: return "cudaErrorLaunchOutOfResources";
-  case cudaErrorLaunchTimeout: return "cudaErrorLaunchTimeout";
-  case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
-  case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
-  }
+  switch (e) { FIBER_ERRORS(FIBER_ERROR_NAME) }
   return "unrecognized error code";
 }
 inline const char *cudaGetErrorString(cudaError_t e) { return cudaGetErrorName(e); }
+inline cudaError_t cudaPeekAtLastError() { return fiber::last_error; }
+inline cudaError_t cudaGetLastError() { return std::exchange(fiber::last_error, cudaSuccess); }
+//< fiber_host
 
-inline cudaError_t cudaMalloc(void **p, size_t bytes) {
-  *p = NULL;
-  if (!bytes) return cudaSuccess;
-  if (bytes > fiber::settings.memory - min(fiber::allocated_bytes, fiber::settings.memory) ||
-      !(*p = fiber::poisoned(bytes, 256)))
-    return fiber::result(cudaErrorMemoryAllocation);
+//> fiber_host_memory
+inline cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
+  *total = fiber::settings.memory;
+  *left = *total - min(fiber::allocated_bytes, *total);
+  return cudaSuccess;
+}
+template <class T> inline cudaError_t cudaMalloc(T **p, size_t bytes) {
+  size_t left, total;
+  cudaMemGetInfo(&left, &total);
+  *p = bytes && bytes <= left ? (T *)fiber::poisoned(bytes, 256) : NULL;
+  if (!*p) return bytes ? fiber::result(cudaErrorMemoryAllocation) : cudaSuccess;
   fiber::allocated[*p] = bytes;
   fiber::allocated_bytes += bytes;
   return cudaSuccess;
@@ -863,37 +810,20 @@ inline cudaError_t cudaFree(void *p) {
   if (found == fiber::allocated.end()) return fiber::result(cudaErrorInvalidValue);
   fiber::allocated_bytes -= found->second;
   fiber::allocated.erase(found);
-  free(p);
-  return cudaSuccess;
-}
-inline cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
-  *total = fiber::settings.memory;
-  *unused = *total - min(fiber::allocated_bytes, *total);
-  return cudaSuccess;
+  return free(p), cudaSuccess;
 }
 enum { cudaHostAllocDefault, cudaHostAllocPortable, cudaHostAllocMapped };
-inline cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
-  *p = bytes ? fiber::poisoned(bytes, 256) : NULL;
+template <class T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) {
+  *p = bytes ? (T *)fiber::poisoned(bytes, 256) : NULL;
   return *p || !bytes ? cudaSuccess : fiber::result(cudaErrorMemoryAllocation);
 }
-inline cudaError_t cudaMallocHost(void **p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
-template <class T> inline cudaError_t cudaMalloc(T **p, size_t bytes) {
-  return cudaMalloc((void **)(void *)p, bytes);
-}
-template <class T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned flags) {
-  return cudaHostAlloc((void **)(void *)p, bytes, flags);
-}
 template <class T> inline cudaError_t cudaMallocHost(T **p, size_t bytes) {
-  return cudaHostAlloc((void **)(void *)p, bytes, 0);
+  return cudaHostAlloc(p, bytes, 0);
 }
 template <class T> inline cudaError_t cudaHostGetDevicePointer(T **device, void *host, unsigned) {
-  *device = (T *)host;
-  return cudaSuccess;
+  return *device = (T *)host, cudaSuccess;
 }
-inline cudaError_t cudaFreeHost(void *p) {
-  free(p);
-  return cudaSuccess;
-}
+inline cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost,
@@ -903,57 +833,46 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault
 };
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
-  if (bytes) memmove(to, from, bytes);
-  return cudaSuccess;
+  return bytes ? memmove(to, from, bytes) : NULL, cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t = NULL) {
   return cudaMemcpy(to, from, bytes, kind);
 }
 inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
-  if (bytes) memset(p, byte, bytes);
-  return cudaSuccess;
+  return bytes ? memset(p, byte, bytes) : NULL, cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t = NULL) {
   return cudaMemset(p, byte, bytes);
 }
+//< fiber_host_memory
+
+//> fiber_host_streams
+// What went wrong inside a kernel comes out at the next synchronisation, too.
+inline cudaError_t cudaDeviceSynchronize() { return fiber::result(fiber::grid.error); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaDeviceSynchronize(); }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaDeviceSynchronize(); }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaDeviceSynchronize(); }
+inline cudaError_t cudaDeviceReset() { return fiber::grid.error = cudaSuccess; }
 
 enum { cudaStreamDefault, cudaStreamNonBlocking };
-inline cudaError_t cudaStreamCreate(cudaStream_t *s) {
-  *s = new CUstream_st();
-  return cudaSuccess;
-}
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
-  return cudaStreamCreate(s);
+  return *s = new CUstream_st(), cudaSuccess;
 }
-inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
-  delete s;
-  return cudaSuccess;
-}
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-inline cudaError_t cudaEventCreate(cudaEvent_t *e) {
-  *e = new CUevent_st();
-  return cudaSuccess;
-}
-inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
-  delete e;
-  return cudaSuccess;
-}
+inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, 0); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return delete s, cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t *e) { return *e = new CUevent_st(), cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = NULL) {
-  clock_gettime(CLOCK_MONOTONIC, &e->when);
-  return cudaSuccess;
+  return clock_gettime(CLOCK_MONOTONIC, &e->when), cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) {
   *ms = (float)((double)(end->when.tv_sec - begin->when.tv_sec) * 1e3 +
                 (double)(end->when.tv_nsec - begin->when.tv_nsec) * 1e-6);
   return cudaSuccess;
 }
-//< fiber_host
+//< fiber_host_streams
 
-/*: The device's description: what a program asks before it launches. :*/
 //> fiber_properties
 struct cudaDeviceProp {
   char name[256];
@@ -964,34 +883,25 @@ struct cudaDeviceProp {
   size_t sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
   int l2CacheSize, memoryBusWidth, cooperativeLaunch;
 };
-inline cudaError_t cudaGetDeviceCount(int *n) {
-  *n = 1;
-  return cudaSuccess;
-}
-inline cudaError_t cudaGetDevice(int *device) {
-  *device = 0;
-  return cudaSuccess;
-}
+inline cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
+inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int device) {
   return device == 0 ? cudaSuccess : fiber::result(cudaErrorInvalidDevice);
 }
-inline cudaError_t cudaDriverGetVersion(int *v) {
-  *v = 0; // there is none
-  return cudaSuccess;
-}
-inline cudaError_t cudaRuntimeGetVersion(int *v) { return cudaDriverGetVersion(v); }
-inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int *v) { return *v = 0, cudaSuccess; } // there is none
+inline cudaError_t cudaRuntimeGetVersion(int *v) { return *v = 0, cudaSuccess; }
 
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
   if (device != 0) return fiber::result(cudaErrorInvalidDevice);
-  *p = {};
+  bool large = fiber::settings.shared > 101376; // 99 KB: what cards have, and 227 KB an H100
+  *p = cudaDeviceProp{};
   snprintf(p->name, sizeof p->name, "fibers");
-  p->major = fiber::settings.shared > 101376 ? 9 : 8;
-  p->minor = fiber::settings.shared > 101376 ? 0 : 6;
+  p->major = large ? 9 : 8;
+  p->minor = large ? 0 : 6;
   p->warpSize = 32;
   p->multiProcessorCount = (int)fiber::settings.sms;
   p->maxThreadsPerBlock = 1024;
-  p->maxThreadsPerMultiProcessor = 2048;
+  p->maxThreadsPerMultiProcessor = large ? 2048 : 1536;
   p->regsPerBlock = p->regsPerMultiprocessor = 65536;
   p->totalGlobalMem = fiber::settings.memory;
   p->sharedMemPerBlock = 48 << 10;
@@ -1004,47 +914,43 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
   return cudaSuccess;
 }
 
-enum cudaDeviceAttr {
-  cudaDevAttrMaxThreadsPerBlock = 1,
-  cudaDevAttrMaxSharedMemoryPerBlock = 8,
-  cudaDevAttrWarpSize = 10,
-  cudaDevAttrMultiProcessorCount = 16,
-  cudaDevAttrGlobalMemoryBusWidth = 37,
-  cudaDevAttrL2CacheSize = 38,
-  cudaDevAttrMaxThreadsPerMultiProcessor = 39,
-  cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76,
-  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-  cudaDevAttrMaxRegistersPerMultiprocessor = 82,
-  cudaDevAttrCooperativeLaunch = 95,
-  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
-  cudaDevAttrReservedSharedMemoryPerBlock = 111
-};
-inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device) {
+#define FIBER_ATTRIBUTES(A)                                                                        \
+  A(MaxThreadsPerBlock, 1, maxThreadsPerBlock)                                                     \
+  A(MaxSharedMemoryPerBlock, 8, sharedMemPerBlock)                                                 \
+  A(WarpSize, 10, warpSize)                                                                        \
+  A(MultiProcessorCount, 16, multiProcessorCount)                                                  \
+  A(GlobalMemoryBusWidth, 37, memoryBusWidth)                                                      \
+  A(L2CacheSize, 38, l2CacheSize)                                                                  \
+  A(MaxThreadsPerMultiProcessor, 39, maxThreadsPerMultiProcessor)                                  \
+  A(ComputeCapabilityMajor, 75, major)                                                             \
+  A(ComputeCapabilityMinor, 76, minor)                                                             \
+  A(MaxSharedMemoryPerMultiprocessor, 81, sharedMemPerMultiprocessor)                              \
+  A(MaxRegistersPerMultiprocessor, 82, regsPerMultiprocessor)                                      \
+  A(CooperativeLaunch, 95, cooperativeLaunch)                                                      \
+  A(MaxSharedMemoryPerBlockOptin, 97, sharedMemPerBlockOptin)                                      \
+  A(ReservedSharedMemoryPerBlock, 111, reservedSharedMemPerBlock)
+#define FIBER_ATTRIBUTE(name, number, field) cudaDevAttr##name = number,
+#define FIBER_ATTRIBUTE_VALUE(name, number, field)                                                 \
+  case cudaDevAttr##name: return *value = (int)p.field, cudaSuccess;
+enum cudaDeviceAttr { FIBER_ATTRIBUTES(FIBER_ATTRIBUTE) };
+inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp p;
   cudaError_t e = cudaGetDeviceProperties(&p, device);
   if (e) return e;
-  switch (a) {
-  case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-  case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
-  case cudaDevAttrWarpSize: *value = p.warpSize; break;
-  case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-  case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
-  case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-  case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-  case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-  case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-  case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-    *value = (int)p.sharedMemPerMultiprocessor;
-    break;
-  case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerMultiprocessor; break;
-  case cudaDevAttrCooperativeLaunch: *value = p.cooperativeLaunch; break;
-  case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
-  case cudaDevAttrReservedSharedMemoryPerBlock: *value = (int)p.reservedSharedMemPerBlock; break;
-  default: return fiber::result(cudaErrorInvalidValue);
-  }
-  return cudaSuccess;
+  switch (attribute) { FIBER_ATTRIBUTES(FIBER_ATTRIBUTE_VALUE) }
+  return fiber::result(cudaErrorInvalidValue);
 }
+//< fiber_properties
+
+/*: A kernel must ask for more than 48 KB of shared memory, as on a GPU: forgotten here, it would fail there. :*/
+//> fiber_attributes
+namespace fiber {
+inline std::map<const void *, size_t> shared_limits; // by kernel, where it asked
+inline size_t shared_limit(const void *kernel) {
+  auto found = shared_limits.find(kernel);
+  return found == shared_limits.end() ? 48 << 10 : found->second;
+}
+} // namespace fiber
 
 struct cudaFuncAttributes {
   size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
@@ -1056,29 +962,23 @@ template <class F>
 inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute, int bytes) {
   if (!kernel || bytes < 0 || (size_t)bytes > fiber::settings.shared)
     return fiber::result(cudaErrorInvalidValue);
-  fiber::shared_limit[(const void *)kernel] = (size_t)bytes;
+  fiber::shared_limits[(const void *)kernel] = (size_t)bytes;
   return cudaSuccess;
 }
-// More than 48 KB of shared memory must be asked for.
-inline size_t fiber_shared_limit(const void *kernel) {
-  auto found = fiber::shared_limit.find(kernel);
-  return found == fiber::shared_limit.end() ? 48 << 10 : found->second;
-}
 template <class F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) {
-  *a = {};
+  *a = cudaFuncAttributes{};
   a->maxThreadsPerBlock = 1024;
   a->numRegs = 32;
-  a->maxDynamicSharedSizeBytes = (int)fiber_shared_limit((const void *)kernel);
+  a->maxDynamicSharedSizeBytes = (int)fiber::shared_limit((const void *)kernel);
   return cudaSuccess;
 }
 template <class F>
 inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *, int threads,
                                                                  size_t shared) {
-  if (threads < 1) return fiber::result(cudaErrorInvalidValue);
-  *blocks = threads <= 1024 && shared <= fiber::settings.shared;
-  return cudaSuccess;
+  *blocks = threads > 0 && threads <= 1024 && shared <= fiber::settings.shared;
+  return threads > 0 ? cudaSuccess : fiber::result(cudaErrorInvalidValue);
 }
-//< fiber_properties
+//< fiber_attributes
 
 /*: ## A launch
 
@@ -1119,9 +1019,9 @@ inline cudaError_t run_blocks(unsigned first, unsigned n, size_t shared) {
     Block &block = g.blocks[b];
     block.index = first + b;
     block.fiber = &g.fibers[(size_t)b * blockDim.x];
-    block.shared = (unsigned char *)poisoned(shared, 128);
+    block.shared = shared ? (unsigned char *)poisoned(shared, 128) : NULL;
     block.meeting.assign((blockDim.x + 31) / 32, 0);
-    if (!block.shared) g.error = cudaErrorMemoryAllocation;
+    if (shared && !block.shared) g.error = cudaErrorMemoryAllocation;
   }
   for (size_t i = 0; i < threads; i++) {
     Fiber &f = g.fibers[i];
@@ -1142,13 +1042,12 @@ inline cudaError_t run_blocks(unsigned first, unsigned n, size_t shared) {
 inline cudaError_t launch(const void *kernel, dim3 blocks, dim3 threads, size_t shared,
                           bool cooperative, const std::function<void()> &body) {
   static std::mutex one_at_a_time;
-  if (now) stop(cudaErrorLaunchFailure, "a kernel cannot launch another");
   std::lock_guard<std::mutex> lock(one_at_a_time);
   if (!kernel) return result(cudaErrorInvalidDeviceFunction);
   if (!blocks.x || !threads.x || threads.x > 1024 ||
       blocks.y * blocks.z * threads.y * threads.z != 1)
     return result(cudaErrorInvalidConfiguration);
-  if (shared > fiber_shared_limit(kernel)) return result(cudaErrorInvalidValue);
+  if (shared > shared_limit(kernel)) return result(cudaErrorInvalidValue);
   if (cooperative && blocks.x > settings.sms) return result(cudaErrorCooperativeLaunchTooLarge);
   gridDim = blocks;
   blockDim = threads;
