@@ -167,12 +167,13 @@ longer than the cache's bytes. So we write the textbook version over vectors: x 
 most half of ln 2, a polynomial for e^r, and k added to the exponent. Arguments are never positive, since the maximum
 was taken off; below -87 the result is zero to FP32. The error is below two units in the last place. :*/
 //> exps
-#define EXP_CONSTANTS(X)                                                                           \
-  X(log2e, 1.44269504f)                                                                            \
-  X(ln2_high, 0.693359375f)                                                                        \
-  X(ln2_low, -2.12194440e-4f) X(c5, 1.9875691500e-4f) X(c4, 1.3981999507e-3f)                      \
-      X(c3, 8.3334519073e-3f) X(c2, 4.1665795894e-2f) X(c1, 1.6666665459e-1f)                      \
-          X(c0, 5.0000001201e-1f) X(one, 1.0f) X(least, -87.0f)
+// clang-format off
+#define EXP_CONSTANTS(X) \
+  X(log2e, 1.44269504f) X(ln2_high, 0.693359375f) X(ln2_low, -2.12194440e-4f) \
+  X(c5, 1.9875691500e-4f) X(c4, 1.3981999507e-3f) X(c3, 8.3334519073e-3f) \
+  X(c2, 4.1665795894e-2f) X(c1, 1.6666665459e-1f) X(c0, 5.0000001201e-1f) \
+  X(one, 1.0f) X(least, -87.0f)
+// clang-format on
 
 AVX2 static inline __m256 exp_avx2(__m256 x) {
 #define X(name, value) const __m256 name = _mm256_set1_ps(value);
@@ -242,6 +243,11 @@ AVX512 static float exps_avx512(float *s, float max, int32_t n) {
 What the floor is measured with: the same walk over memory with nothing to compute. If this loop were slower
 than the dot product, the floor would flatter us. :*/
 //> read_simd
+AVX2 static uint64_t fold(__m256i a) {
+  return (uint64_t)(_mm256_extract_epi64(a, 0) ^ _mm256_extract_epi64(a, 1) ^
+                    _mm256_extract_epi64(a, 2) ^ _mm256_extract_epi64(a, 3));
+}
+
 AVX2 static uint64_t read_avx2(const uint8_t *p, size_t bytes) {
   __m256i a = _mm256_setzero_si256(), b = a;
   for (; bytes >= 64; bytes -= 64, p += 64) {
@@ -249,9 +255,7 @@ AVX2 static uint64_t read_avx2(const uint8_t *p, size_t bytes) {
     a = _mm256_xor_si256(a, _mm256_loadu_si256((const __m256i *)(const void *)p));
     b = _mm256_xor_si256(b, _mm256_loadu_si256((const __m256i *)(const void *)(p + 32)));
   }
-  a = _mm256_xor_si256(a, b);
-  return (uint64_t)(_mm256_extract_epi64(a, 0) ^ _mm256_extract_epi64(a, 1) ^
-                    _mm256_extract_epi64(a, 2) ^ _mm256_extract_epi64(a, 3));
+  return fold(_mm256_xor_si256(a, b));
 }
 
 AVX512 static uint64_t read_avx512(const uint8_t *p, size_t bytes) {
@@ -260,7 +264,7 @@ AVX512 static uint64_t read_avx512(const uint8_t *p, size_t bytes) {
     _mm_prefetch((const char *)p + AHEAD, _MM_HINT_T0);
     a = _mm512_xor_si512(a, _mm512_loadu_si512(p));
   }
-  return (uint64_t)_mm512_reduce_add_epi64(a);
+  return fold(_mm256_xor_si256(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1)));
 }
 //< read_simd
 
