@@ -1,18 +1,17 @@
 /*: # Weights
 
-A checkpoint becomes a **Model** here: a `Shape`, and a pointer to every matrix. Nothing is read that can
-be left where it lies. Matrices stay in the mapped file in the two bytes that they were stored in, and only
-what is small or cannot be computed with as it lies is copied: norms and biases widen to FP32, GGUF's
-blocks of four or eight bits to FP16.
+A checkpoint becomes a **Model** here: a `Shape`, and a pointer to every matrix. Nothing is read
+that can be left where it lies. Matrices stay in the mapped file in the two bytes that they were
+stored in, and only what is small or cannot be computed with as it lies is copied: norms and biases
+widen to FP32, GGUF's blocks of four or eight bits to FP16.
 
-All doubt ends here as well. Every size is checked against the config, every tensor against its size, and
-every switch of an architecture that we do not know is refused by its name. What comes out needs no
-further checks: the planner and the workers index into it without looking. :*/
+All doubt ends here as well. Every size is checked against the config, every tensor against its
+size, and every switch of an architecture that we do not know is refused by its name. What comes out
+needs no further checks: the planner and the workers index into it without looking. :*/
 #define STB_DS_IMPLEMENTATION
 #include "tiles.h"
 
 #include <cjson/cJSON.h>
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -27,9 +26,9 @@ further checks: the planner and the workers index into it without looking. :*/
 /*: ## Known shapes
 
 The planner needs no weights, only their sizes, so the sizes of the usual models are written down:
-`tiles plan llama-3.2-1b` works on a machine that has never seen the checkpoint. Three tiny ones are made
-for tests; each has what the others lack (an untied head and scaled RoPE, biases, per-head norms with a
-head size of its own). A suffix picks the type of the numbers: `tiny-llama:f32`. :*/
+`tiles plan llama-3.2-1b` works on a machine that has never seen the checkpoint. Three tiny ones are
+made for tests; each has what the others lack (an untied head and scaled RoPE, biases, per-head
+norms with a head size of its own). A suffix picks the type of the numbers: `tiny-llama:f32`. :*/
 //> shapes
 #define LLAMA_3_2_ROPE                                                                             \
   { ROPE_LLAMA3, 500000, 32, 1, 4, 8192, NULL }
@@ -90,10 +89,11 @@ const char *shape_names(void) {
 
 /*: ## How many bytes a token costs
 
-At batch size one every matrix is read once for every token, and none of it is used twice. So the bytes of
-the weights, divided by the rate at which memory can be read, are a time that no program can beat: the
-floor. We count what is stored, norms and biases included, each once. The embedding is special. A token
-reads one row of it, unless it is tied: then lm_head reads it whole, and the row is part of that. :*/
+At batch size one every matrix is read once for every token, and none of it is used twice. So the
+bytes of the weights, divided by the rate at which memory can be read, are a time that no program
+can beat: the floor. We count what is stored, norms and biases included, each once. The embedding is
+special. A token reads one row of it, unless it is tied: then lm_head reads it whole, and the row is
+part of that. :*/
 //> shape_bytes
 static uint64_t layer_elements(const Shape *s) {
   uint64_t h = (uint64_t)s->hidden, inter = (uint64_t)s->inter;
@@ -126,8 +126,8 @@ uint64_t shape_kv_bytes(const Shape *s) {
 
 /*: ## Possible sizes
 
-The limits are far above any model that fits one machine. Their use is that no product of sizes, here or in
-the planner, can overflow, whatever a file says. :*/
+The limits are far above any model that fits one machine. Their use is that no product of sizes,
+here or in the planner, can overflow, whatever a file says. :*/
 //> shape_check
 int shape_check(const Shape *s, const char *file, Error *e) {
   const struct {
@@ -188,10 +188,11 @@ int shape_check(const Shape *s, const char *file, Error *e) {
 
 /*: ## RoPE's frequencies
 
-Pair *i* of a head turns by position × θ^(−2i/d). Models that were stretched to longer contexts turn their
-slow pairs slower still. Llama 3 leaves a pair alone whose wavelength fits the original context at least
-`high` times, divides it by `factor` where it fits fewer than `low` times, and blends in between. A
-program that forgets this writes good sentences and then, some thousand tokens on, bad ones. :*/
+Pair *i* of a head turns by position × θ^(−2i/d). Models that were stretched to longer contexts turn
+their slow pairs slower still. Llama 3 leaves a pair alone whose wavelength fits the original
+context at least `high` times, divides it by `factor` where it fits fewer than `low` times, and
+blends in between. A program that forgets this writes good sentences and then, some thousand tokens
+on, bad ones. :*/
 //> rope_frequencies
 void rope_frequencies(const Shape *s, float *out) {
   const Rope *r = &s->rope;
@@ -281,9 +282,10 @@ static const char *json_word(const cJSON *object, const char *key) { // or NULL
 
 /*: ### Families
 
-`llama`, `qwen2` and `qwen3` compute the same thing but for biases on Q, K and V (qwen2 always has them and
-says so nowhere) and norms of every head (qwen3). Others look alike and are not: a sliding window, a
-factor on the logits, another activation. So the list is closed, and what is not on it is refused. :*/
+`llama`, `qwen2` and `qwen3` compute the same thing but for biases on Q, K and V (qwen2 always has
+them and says so nowhere) and norms of every head (qwen3). Others look alike and are not: a sliding
+window, a factor on the logits, another activation. So the list is closed, and what is not on it is
+refused. :*/
 //> config_family
 static int config_family(const char *file, const cJSON *j, Shape *s, Error *e) {
   static const char *const known[] = {"llama", "qwen2", "qwen3"};
@@ -492,7 +494,7 @@ static int config_tree(const char *file, const cJSON *j, Shape *s, int32_t **sto
     return -1;
   s->qk_norm = !strcmp(s->family, "qwen3");
 
-  // The config's own word for the type is only a hint; until the weights decide, the usual one stands in.
+  // The config's own word for the type is only a hint; until the weights decide, another stands in.
   Shape whole = *s;
   whole.dtype = DT_BF16;
   if (!whole.kv_heads) whole.kv_heads = whole.heads;
@@ -666,9 +668,9 @@ static const char *const NAMES[][2] = {
 
 /*: ## Binding
 
-A **binder** walks the names and fills the model. It remembers which tensors it took, because what is left
-over says as much as what is missing: a bias that the config does not mention would be dropped in
-silence. :*/
+A **binder** walks the names and fills the model. It remembers which tensors it took, because what
+is left over says as much as what is missing: a bias that the config does not mention would be
+dropped in silence. :*/
 //> model_binder
 typedef struct Wide { // a matrix to be widened once its place is known
   const Tensor *tensor;
@@ -793,9 +795,9 @@ static int vector(Binder *b, int what, int layer, const char *suffix, int32_t n,
 
 /*: ### Widening
 
-Q8_0, Q4_0 and Q4_1 pack 32 numbers into a block with a scale. Their matrices are widened to FP16 once,
-when the model is opened, into memory that we ask for in one piece. The pieces of work are small, so that
-two threads finish together although the embedding is a fifth of a small model. :*/
+Q8_0, Q4_0 and Q4_1 pack 32 numbers into a block with a scale. Their matrices are widened to FP16
+once, when the model is opened, into memory that we ask for in one piece. The pieces of work are
+small, so that two threads finish together although the embedding is a fifth of a small model. :*/
 //> widen
 typedef struct WidenJob {
   Tensor part; // some rows of a tensor
@@ -927,8 +929,8 @@ static int bind_rest(Binder *b) {
   return 0;
 }
 
-/*: Whether lm_head is the embedding is said by a flag, and contradicted by files. The flag wins where it says
-yes. Where it says no and no head is stored, the embedding is the only candidate. :*/
+/*: Whether lm_head is the embedding is said by a flag, and contradicted by files. The flag wins where
+it says yes. Where it says no and no head is stored, the embedding is the only candidate. :*/
 static int bind_head(Binder *b) {
   Model *m = b->model;
   Shape *s = &m->shape;
@@ -1077,9 +1079,9 @@ static int open_gguf(const Source *src, Binder *b, int32_t **ids) {
   return bind(b);
 }
 
-/*: The **source hash** ties a package to the checkpoint that it was made from: the shape, every tensor's name,
-type and size, and of every file the name, the size and the time of its last change. Bytes are not read;
-a file that was rewritten has another time. :*/
+/*: The **source hash** ties a package to the checkpoint that it was made from: the shape, every
+tensor's name, type and size, and of every file the name, the size and the time of its last change.
+Bytes are not read; a file that was rewritten has another time. :*/
 static uint64_t source_hash(const Source *src, const Binder *b) {
   const Shape *s = &b->model->shape;
   char text[512];

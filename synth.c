@@ -5,8 +5,8 @@ runs and is timed like the real one, and a machine without a network can still m
 What we write is what anybody would have written: a folder with config.json, generation_config.json and
 model.safetensors, which Transformers loads as well. That is also how the tests get their models.
 
-Every number depends on the seed, the name of its tensor and its index, and on nothing else: not on the order
-of writing, not on the dtype. The BF16 checkpoint is the FP32 one, rounded. :*/
+Every number depends on the seed, the name of its tensor and its index, and on nothing else: not on
+the order of writing, not on the dtype. The BF16 checkpoint is the FP32 one, rounded. :*/
 #include "tiles.h"
 
 #include <errno.h>
@@ -25,9 +25,9 @@ forgets them. Queries and keys come out larger than that, or attention would loo
 alike and a greedy model would repeat one word for ever: a poor test of anything that has to do with
 position.
 
-The sum of four random bytes is bell-shaped enough, and it has only 1,021 values. So each tensor has a table of
-its possible numbers, already in its dtype, and a number costs half a hash of a counter and one look-up:
-two and a half gigabytes take seconds. :*/
+The sum of four random bytes is bell-shaped enough, and it has only 1,021 values. So each tensor has
+a table of its possible numbers, already in its dtype, and a number costs half a hash of a counter
+and one look-up: two and a half gigabytes take seconds. :*/
 //> synth_numbers
 typedef struct Kind {
   double mean, deviation;
@@ -56,7 +56,7 @@ static inline void two_sums(uint64_t r, uint32_t *low, uint32_t *high) {
   *high = pairs >> 32 & 0xffff;
 }
 
-// Elements [first, first + n) of the tensor with this key; first is even. out: [n], and room for one more.
+// Elements [first, first + n) of the tensor with this key; first is even. out: [n], room for one more.
 static void numbers(uint64_t key, uint64_t first, size_t n, Kind k, DType dtype, void *out) {
   float wide[SUMS];
   uint16_t narrow[SUMS];
@@ -212,8 +212,8 @@ static int write_weights(const List *l, DType dtype, const char *path, uint64_t 
 
 /*: ## The config
 
-The keys are those that Transformers 4 wrote, as most checkpoints have them. Random weights never mean to
-stop, so no stop id is named: a timing must not end because a number happened to be large. :*/
+The keys are those that Transformers 4 wrote, as most checkpoints have them. Random weights never
+mean to stop, so no stop id is named: a timing must not end because a number happened to be large. :*/
 //> synth_config
 // The shortest text that reads back as the same FP32 number.
 static const char *shortest(float f, char out[32]) {

@@ -165,8 +165,25 @@ static void rope(void **state) {
   s = (Shape){.head_dim = 32, .rope = {.kind = ROPE_LINEAR, .theta = 10000, .factor = 2.5}};
   frequencies_match(&s, ROPE_linear);
 
+  // On both sides of the two bounds: pair 0 turns original / 2 pi times in the original context.
+  s = *shape_find("llama-3.2-1b");
+  const double two_pi = 2 * acos(-1.0);
+  s.rope.original = 4.02 * two_pi;
+  rope_frequencies(&s, f);
+  assert_true(f[0] == 1);
+  s.rope.original = 3.98 * two_pi;
+  rope_frequencies(&s, f);
+  assert_true(f[0] < 1 && f[0] > 0.99f);
+  s.rope.original = 1.02 * two_pi;
+  rope_frequencies(&s, f);
+  assert_true(f[0] > 1 / 32.0f && f[0] < 1.25f / 32);
+  s.rope.original = 0.98 * two_pi;
+  rope_frequencies(&s, f);
+  assert_true(f[0] == 1 / 32.0f);
+
   // Divisors from a GGUF file.
   float factors[16];
+  s.head_dim = 32;
   s.rope = (Rope){.kind = ROPE_FACTORS, .theta = 10000, .factors = factors};
   for (int i = 0; i < 16; i++) factors[i] = (float)(1 << i % 4);
   rope_frequencies(&s, f);
@@ -178,7 +195,8 @@ static void rope(void **state) {
 
 /*: ## config.json
 
-A base with all that is needed, and after it the keys of the case: of two equal keys the last counts. :*/
+A base with all that is needed, and after it the keys of the case: of two equal keys the last
+counts. :*/
 //> test_model_config
 #define SIZES                                                                                      \
   "\"vocab_size\":257,\"hidden_size\":64,\"intermediate_size\":176,\"num_hidden_layers\":3,"       \
@@ -1157,14 +1175,19 @@ static void gguf_quantized(void **state) {
       // inter of the tiny shapes is no multiple of a block
       Shape s = *shape_find(TINY[k]);
       s.inter = 192;
+      if (i == k) s.vocab = 20000; // widened in pieces, by several threads
       char *folder = temp_folder(), says[128];
       Error e;
       assert_ok(synth_write(&s, folder, 7, &e), &e);
       Opened a = accepted(folder, NULL);
       write_gguf(&a.model, path_in(folder, "m.gguf"), kind[i].type, NULL, 0);
       int matrices = 7 * s.layers + (s.tied ? 1 : 2);
-      snprintf(says, sizeof says, "m.gguf: %d %s matrices widened to F16, 0.", matrices,
-               kind[i].name);
+      Shape two_bytes = s; // all but norms and biases, which stay FP32
+      two_bytes.qkv_bias = two_bytes.qk_norm = false;
+      uint64_t widened =
+          shape_stored_bytes(&two_bytes) - 2 * (uint64_t)(2 * s.layers + 1) * (uint64_t)s.hidden;
+      snprintf(says, sizeof says, "m.gguf: %d %s matrices widened to F16, %.1f MB", matrices,
+               kind[i].name, (double)widened / 1e6);
       Opened b = accepted(path_in(folder, "m.gguf"), says);
       assert_int_equal(b.model.shape.dtype, DT_F16);
       const char *end = strchr(b.notes, '\n');
@@ -1410,6 +1433,22 @@ static void synth_is_determined(void **state) {
   TensorSet sw;
   char *w = weights_of(&wider, 1, &nw);
   assert_memory_equal(parsed_tensor(&sw, w, nw, name)->data, tf->data, tf->bytes);
+  tensors_close(&sw);
+  free(w);
+  // More numbers than are made at a time: the second piece goes on where the first ended.
+  wider.vocab = 20000;
+  wider.hidden = 64;
+  w = weights_of(&wider, 1, &nw);
+  tensors_close(&sf);
+  const Tensor *tw = parsed_tensor(&sw, w, nw, "model.embed_tokens.weight");
+  tf = parsed_tensor(&sf, f, nf, "model.embed_tokens.weight");
+  assert_memory_equal(tw->data, tf->data, tf->bytes);
+  int repeated = 0;
+  for (size_t i = 0; i < 64; i++) {
+    const uint8_t *second = tw->data + ((size_t)1 << 20) * 4;
+    repeated += memcmp(tw->data + 4 * i, second + 4 * i, 4) == 0;
+  }
+  assert_in_range(repeated, 0, 3);
   tensors_close(&sa);
   tensors_close(&sf);
   tensors_close(&sw);
