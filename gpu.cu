@@ -175,13 +175,19 @@ static uint32_t room_floats(const Gpu *g, const Tile *t) {
   uint32_t n = t->row1 - t->row0, columns = 0, units = (n + 1) / 2, more = 0;
   switch (t->op) {
   case OP_QKV: columns = p->qkv.columns; break;
-  case OP_WO: columns = p->o.columns; break;
+  case OP_WO:
+    columns = p->o.columns;
+    more = n;
+    break;
   case OP_FFN: more = round_up(n, 4) + FFN_GROUPS * p->down.columns; // fall through
   case OP_GATE_UP:
     columns = p->gate.columns;
     units = n;
     break;
-  case OP_DOWN: columns = p->down.columns; break;
+  case OP_DOWN:
+    columns = p->down.columns;
+    more = n;
+    break;
   case OP_FINAL_NORM:
   case OP_LM_HEAD: columns = p->lm_head.columns; break;
   case OP_SCORES:

@@ -477,22 +477,26 @@ What the planner may count on. Written by `tiles probe` for this machine, or rea
 //> target
 typedef enum FfnKind { FFN_AUTO, FFN_FUSED, FFN_SPLIT } FfnKind;
 
+typedef enum AttentionKind { ATTENTION_AUTO, ATTENTION_TWO_PASS, ATTENTION_ONE_PASS } AttentionKind;
+
 typedef struct Target {
   char name[48];
-  char kind[8];           // "cpu" or "cuda"
-  uint32_t workers;       // blocks that are resident together, or CPU threads
-  uint32_t threads;       // threads a block; 1 on a CPU
-  uint32_t registers;     // a thread, of the compiled worker
-  uint32_t shared_bytes;  // shared memory a block may have
-  uint32_t fused_context; // up to this context one tile a K/V head does attention in one pass
-  double read_gbs;        // streaming read of all workers, GB/s
-  double worker_gbs;      // streaming read of one worker alone, GB/s
-  double kv_worker_gbs;   // K/V read of one worker in an attention tile, GB/s
-  double barrier_us;      // one barrier with nobody late
-  double ramp_us;         // from a barrier to the full stream and back
-  double attention_us;    // an attention pass over an empty cache
-  FfnKind ffn;            // what the planner shall build
-  char fingerprint[65];   // of the compiled worker; empty where any will do
+  char kind[8];          // "cpu" or "cuda"
+  uint32_t workers;      // blocks that are resident together, or CPU threads
+  uint32_t threads;      // threads a block; 1 on a CPU
+  uint32_t registers;    // a thread, of the compiled worker
+  uint32_t shared_bytes; // shared memory a block may have
+  uint32_t
+      fused_context; // two passes: up to this context one tile a K/V head does all of attention; one pass: positions a chunk
+  double read_gbs;   // streaming read of all workers, GB/s
+  double worker_gbs; // streaming read of one worker alone, GB/s
+  double kv_worker_gbs; // K/V read of one worker in an attention tile, GB/s
+  double barrier_us;    // one barrier with nobody late
+  double ramp_us;       // from a barrier to the full stream and back
+  double attention_us;  // an attention pass over an empty cache
+  FfnKind ffn;          // what the planner shall build
+  AttentionKind attention;
+  char fingerprint[65]; // of the compiled worker; empty where any will do
 } Target;
 
 int target_read(const char *name_or_file, Target *out, Error *e); // EXIT_INPUT
@@ -521,6 +525,7 @@ else. `row0`, `row1` and `part` mean:
 | qkv | stacked Q, K, V | 0 | residual (all) | q and k rows; V rows into the cache |
 | scores | K/V heads | context chunk | q and k rows of its heads, K cache | K row into the cache; scores |
 | values | K/V heads | context chunk | scores of its heads (all chunks), V cache | attention partial `part` |
+| attend | K/V heads | context chunk | q and k rows of its heads, K and V cache | K row into the cache; attention partial `part` |
 | wo | hidden | 0 | attention partials (all), residual rows | residual rows |
 | ffn | intermediate | partial | residual (all) | FFN partial `part`, all of hidden |
 | ffn_reduce | hidden | 0 | FFN partials (all) of its rows, residual rows | residual rows |
@@ -529,19 +534,24 @@ else. `row0`, `row1` and `part` mean:
 | final_norm | hidden | 0 | residual (all) | normed rows |
 | lm_head | vocab | candidate slot | normed (all) | candidate slot `part`, logit rows |
 
-Attention has two forms, chosen by the context and by nothing else. Above `fused_context` a scores tile
-and a values tile handle each chunk: of n positions, chunk c of C covers [n*c/C, n*(c+1)/C), rounded
-down. Up to `fused_context` the scores tile of chunk 0 does all of attention for its heads and writes
-attention partial 0; the other scores tiles and all values tiles have nothing to do, and the barrier
-between the two waves is skipped. The last chunk holds the newest position, so its scores tile writes the
-new K row (chunk 0 in the fused form). With a single chunk there is only the fused form, and no values
-wave. :*/
+Attention comes in two kinds, and a plan uses one of them throughout. In **two passes**, its form is chosen by the context and by nothing
+else. Above `fused_context` a scores tile and a values tile handle each chunk: of n positions, chunk c of C covers [n*c/C, n*(c+1)/C),
+rounded down. Up to `fused_context` the scores tile of chunk 0 does all of attention for its heads and writes attention partial 0;
+the other scores tiles and all values tiles have nothing to do, and the barrier between the two waves is skipped. The last chunk holds the
+newest position, so its scores tile writes the new K row (chunk 0 in the fused form). With a single chunk there is only the fused form, and
+no values wave.
+
+In **one pass**, an attend tile does its chunk's scores, exponentials and weighted values at once, relative to its chunk's own
+largest score, and Wo brings the partials to one scale when it adds them. So one wave and one barrier fewer. Of n positions
+min(chunks, ceil(n / fused_context)) chunks are in use: that many attend tiles a K/V head have work, the last of them writes the new K
+row, and Wo reads that many partials. All barriers are ALWAYS. :*/
 //> plan
 typedef enum Op {
   OP_EMBED,
   OP_QKV,
   OP_SCORES,
   OP_VALUES,
+  OP_ATTEND,
   OP_WO,
   OP_FFN,
   OP_FFN_REDUCE,
@@ -570,13 +580,15 @@ typedef struct Plan {
   uint32_t workers;
   uint32_t wave_count;
   uint32_t tile_count;
-  uint32_t chunks;        // context chunks of attention
-  uint32_t ffn_parts;     // FFN partials; 0 with gate_up and down
-  uint32_t slots;         // lm_head candidates
-  uint32_t fused_context; // UINT32_MAX with one chunk
-  uint32_t *barrier;      // [wave_count] kind of the barrier after the wave
-  Tile *tile;             // [tile_count] by worker, then wave, then the order of execution
-  uint32_t *first;        // [workers + 1] first tile of each worker; derived from tile
+  uint32_t chunks;    // context chunks of attention
+  uint32_t ffn_parts; // FFN partials; 0 with gate_up and down
+  uint32_t slots;     // lm_head candidates
+  uint32_t
+      fused_context; // two passes: the fused form's limit; one pass: positions a chunk; UINT32_MAX with one chunk
+  bool one_pass;     // attend tiles instead of scores and values
+  uint32_t *barrier; // [wave_count] kind of the barrier after the wave
+  Tile *tile;        // [tile_count] by worker, then wave, then the order of execution
+  uint32_t *first;   // [workers + 1] first tile of each worker; derived from tile
 } Plan;
 
 int plan_make(const Shape *s, const Target *t, Plan *out, Error *e); // EXIT_PLAN; validated

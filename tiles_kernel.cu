@@ -74,12 +74,19 @@ static __device__ __forceinline__ void stage(const Params &p, const Tile &t, boo
   default: stage_plain(t.op == OP_DOWN ? p.activation : p.normed, columns, s.room); break;
   }
 }
+
+// The residual of the tile's own rows, fetched together with the vector: a load at the end of each product would wait for L2 once
+// more. rows: [row1 - row0]
+static __device__ __forceinline__ void stage_residual(const Params &p, const Tile &t, float *rows) {
+  for (uint32_t i = threadIdx.x; t.row0 + i < t.row1; i += BLOCK)
+    rows[i] = load_l2(p.residual + t.row0 + i);
+}
 //< kernel_stage
 
 //> kernel_emit
 template <DType T>
 static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint32_t position,
-                                            uint32_t unit, float a, float b, float *activation,
+                                            uint32_t unit, float a, float b, float *own,
                                             Candidate &best) {
   if (t.op == OP_GATE_UP || t.op == OP_FFN) { // a unit is one row of gate and the same row of up
     uint32_t row = t.row0 + unit;
@@ -88,7 +95,7 @@ static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint
     if (gate_bias) a += gate_bias[row];
     if (up_bias) b += up_bias[row];
     float v = a / (1.0f + expf(-a)) * b; // silu(gate) * up
-    if (t.op == OP_FFN) activation[unit] = v;
+    if (t.op == OP_FFN) own[unit] = v;
     else store_l2(p.activation + row, v);
     return;
   }
@@ -107,7 +114,7 @@ static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint
                  (row - v0) % p.head_dim] = narrow<T>(a);
     } else { // Wo and down add to the residual
       const float *bias = layer_vector(p, t.layer, t.op == OP_WO ? p.o_bias : p.down_bias);
-      store_l2(p.residual + row, load_l2(p.residual + row) + a + (bias ? bias[row] : 0));
+      store_l2(p.residual + row, own[row - t.row0] + a + (bias ? bias[row] : 0));
     }
   }
 }
@@ -167,20 +174,21 @@ template <DType T>
 static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t, uint32_t position,
                                                  bool fused, const Rows &r, Loaded &w,
                                                  const Shared &s) {
-  // Behind the staged vector: partial sums where rows have several segments, then the FFN's own.
+  // Behind the staged vector: partial sums where rows have several segments, then a value a row that is the tile's own: its
+  // residual, or the FFN's activation.
   float *partial = s.room + r.columns;
-  float *activation = partial + (r.segments > 1 ? 2 * r.units * r.segments : 0);
+  float *own = partial + (r.segments > 1 ? 2 * r.units * r.segments : 0);
   Candidate best = no_candidate();
+  if (t.op == OP_WO || t.op == OP_DOWN) stage_residual(p, t, own);
   stage(p, t, fused, r.columns, s);
-  gemv<T>(r, s.room, partial, w, [&](uint32_t unit, float a, float b) {
-    emit<T>(p, t, position, unit, a, b, activation, best);
-  });
+  gemv<T>(r, s.room, partial, w,
+          [&](uint32_t unit, float a, float b) { emit<T>(p, t, position, unit, a, b, own, best); });
   if (t.op == OP_LM_HEAD) {
     best = block_best(best, s.candidate);
     if (threadIdx.x == 0) p.candidate[t.part] = best;
   } else if (t.op == OP_FFN) {
     __syncthreads();
-    ffn_down<T>(p, t, activation, activation + (t.row1 - t.row0 + 3) / 4 * 4);
+    ffn_down<T>(p, t, own, own + (t.row1 - t.row0 + 3) / 4 * 4);
   }
 }
 //< kernel_gemv_tile
@@ -206,6 +214,7 @@ static __device__ __forceinline__ void small_tile(const Params &p, const Tile &t
     AttentionShared a = attention_shared(p, s.room);
     for (uint32_t kv = t.row0; kv < t.row1; kv++) {
       if (t.op == OP_SCORES) {
+        __syncthreads(); // the last head's room
         make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a.heads);
         chunk_scores<T>(p, t.layer, kv, t.part, p0, p1, a);
         __syncthreads(); // this block's scores and their maximum, through L2, to all its threads
@@ -277,12 +286,12 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
           if (r.units) gemv_begin(r, w);
         }
         if (!begun && pending && !barrier.wait(p, step, wave)) return;
+        if (begun || !pending) __syncthreads(); // shared memory was the last tile's
         if (p.trace && step == p.trace_step && !begun && threadIdx.x == 0)
           p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2] = global_nanoseconds();
         if (!mine) break;
         if (r.units) gemv_tile<T>(p, t, position, fused, r, w, s);
         else small_tile<T>(p, t, token, position, fused, s);
-        __syncthreads(); // shared memory is the next tile's
       }
       if (p.trace && step == p.trace_step && threadIdx.x == 0)
         p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2 + 1] = global_nanoseconds();
