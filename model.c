@@ -681,6 +681,7 @@ typedef struct Binder {
   const TensorSet *set;
   Model *model;
   const char *file; // for messages
+  Mapping map;      // of a GGUF file
   bool gguf;
   bool permuted; // Q and K of GGUF's architecture llama
   bool *used;    // [tensors]
@@ -728,8 +729,8 @@ static int widens(const Tensor *t) { // index into WIDENS, or -1
 //< model_binder
 
 //> bind_matrix
-// A stored matrix of more rows than `rows` is padded (a head rounded up to a round number): the rest is
-// never read.
+// A stored matrix of more rows than `rows` is padded (a head rounded up to a round number): the rest
+// is never read.
 static int matrix(Binder *b, int what, int layer, int32_t rows, int32_t columns, Matrix *out) {
   char name[128];
   const Tensor *t = take(b, spell(name, sizeof name, b, what, layer, ".weight"));
@@ -806,10 +807,22 @@ typedef struct WidenJob {
 
 typedef struct WidenPool {
   WidenJob *job; // stb_ds array
+  Mapping file;  // what the tensors lie in, where that is a mapped file
   atomic_ptrdiff_t next;
   atomic_bool failed;
   Error e; // of whoever failed first
 } WidenPool;
+
+// The packed blocks are not read again, so their pages need not stay beside the widened ones. Only
+// whole pages of the mapped file: an edge may be somebody else's.
+static void let_go(const Mapping *file, const Tensor *t) {
+  enum { PAGE = 4096 };
+  uintptr_t from = ((uintptr_t)t->data + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
+  uintptr_t to = ((uintptr_t)t->data + t->bytes) & ~(uintptr_t)(PAGE - 1);
+  bool inside =
+      file->data && t->data >= file->data && t->data + t->bytes <= file->data + file->size;
+  if (inside && from < to) (void)madvise((void *)from, to - from, MADV_DONTNEED);
+}
 
 static void *widen_worker(void *arg) {
   WidenPool *p = arg;
@@ -818,6 +831,7 @@ static void *widen_worker(void *arg) {
     Error e;
     if (gguf_widen(&p->job[i].part, p->job[i].out, &e) != 0 && !atomic_exchange(&p->failed, true))
       p->e = e;
+    let_go(&p->file, &p->job[i].part);
   }
   return NULL;
 }
@@ -849,7 +863,7 @@ static int widen_all(Binder *b) {
   store_of(b->model)->widened = (Mapping){memory, total};
   notice("%s: %s matrices widened to F16, %.1f MB", b->file, list, (double)total / 1e6);
 
-  WidenPool pool = {0};
+  WidenPool pool = {.file = b->map};
   uint8_t *at = memory;
   for (ptrdiff_t i = 0; i < arrlen(b->wide); i++) {
     const Tensor *t = b->wide[i].tensor;
@@ -1113,8 +1127,12 @@ static uint64_t source_hash(const Source *src, const Binder *b) {
 
 int model_open(const Source *src, Model *out, Error *e) {
   *out = (Model){0};
-  if (src->kind == SOURCE_PACKAGE) return package_model(src->package, out, e);
-  Binder b = {.model = out, .file = src->path, .e = e};
+  if (src->kind == SOURCE_PACKAGE) {
+    if (package_model(src->package, out, e) == 0) return 0;
+    model_close(out);
+    return -1;
+  }
+  Binder b = {.model = out, .file = src->path, .map = src->map, .e = e};
   int32_t *ids = NULL;
   int rc = src->kind == SOURCE_GGUF ? open_gguf(src, &b, &ids) : open_folder(src, &b, &ids);
   if (rc == 0) rc = keep_stops(out, src->path, ids, e);
