@@ -7,6 +7,7 @@ B      ?= build
 OPT    ?= -O2 -g
 CFLAGS += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
           -Wvla -Werror
+CXXFLAGS += -std=c++17 -D_GNU_SOURCE -Wall -Wextra -Werror -Wno-unknown-pragmas
 LDLIBS += -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 
 MODEL  ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -58,6 +59,9 @@ $(B)/%.o: %.c | $(B)/ready
 $(B)/%.o: tests/%.c | $(B)/ready
 	$(CC) $(OPT) $(CFLAGS) -I. -MMD -MP -c -o $@ $<
 
+$(B)/%.o: tests/%.cpp | $(B)/ready
+	$(CXX) $(OPT) $(CXXFLAGS) -I. -MMD -MP -c -o $@ $<
+
 $(B)/ready: tests/setup.sh
 	@sh tests/setup.sh check build
 	@mkdir -p $(B) && touch $@
@@ -70,16 +74,21 @@ $(B)/ready: tests/setup.sh
 # every library object and all other files of tests/, which are what the tests share. Tests that start
 # threads are those that open the workers.
 TESTS    := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/test_*.c))
+TESTSCXX := $(patsubst tests/%.cpp,$(B)/%,$(wildcard tests/test_*.cpp))
 HELPERS  := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/make_*.c))
 SHARED   := $(patsubst tests/%.c,$(B)/%.o,\
               $(filter-out tests/test_%.c tests/make_%.c tests/fuzz_%.c,$(wildcard tests/*.c)))
 THREADED := $(patsubst tests/%.c,$(B)/%,$(shell grep -slE 'cpu_open|pthread_create' tests/test_*.c))
 
-tests: $(TESTS) $(HELPERS)
+tests: $(TESTS) $(TESTSCXX) $(HELPERS)
 threaded-tests: $(THREADED)
 
 $(TESTS) $(HELPERS): $(B)/%: $(B)/%.o $(SHARED) $(LIBRARY)
 	$(CC) $(OPT) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
+# tests/test_X.cpp runs CUDA code on the CPU, as fibers.
+$(TESTSCXX): $(B)/%: $(B)/%.o $(LIBRARY)
+	$(CXX) $(OPT) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 check asan tsan lint fuzz:
 	@sh tests/setup.sh install test

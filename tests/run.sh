@@ -14,6 +14,7 @@ case $what in all | check | asan | tsan | lint | fuzz) ;; *)
   exit 2
   ;;
 esac
+shopt -s nullglob
 log=build/log
 rm -rf "$log"
 mkdir -p "$log"
@@ -81,8 +82,8 @@ build() {
 run_release() {
   build release tiles tests
   local t
-  for t in tests/test_*.c; do
-    t=$(basename "$t" .c)
+  for t in tests/test_*.c tests/test_*.cpp; do
+    t=$(basename "${t%.*}")
     job "$t" "build/$t"
   done
   for t in tests/test_*.sh; do job "$(basename "$t" .sh)" bash "$t"; done
@@ -92,8 +93,8 @@ run_asan() {
   build asan B=build/asan tests build/asan/tiles \
     OPT='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all'
   local t
-  for t in tests/test_*.c; do
-    t=$(basename "$t" .c)
+  for t in tests/test_*.c tests/test_*.cpp; do
+    t=$(basename "${t%.*}")
     job "asan-$t" "build/asan/$t"
   done
   job asan-test_command env B=build/asan bash tests/test_command.sh
