@@ -216,9 +216,9 @@ void rope_frequencies(const Shape *s, float *out) {
 
 /*: ## config.json
 
-JSON has one kind of number and Python writes `1e5`, `100000` and `100000.0` for the same one; any is
-taken where an integer is meant, as long as it is whole. Of two equal keys the last counts, as in the
-programs that wrote the file. A key that is `null` counts as absent. :*/
+JSON has one kind of number and Python writes `1e5`, `100000` and `100000.0` for the same one; any
+is taken where an integer is meant, as long as it is whole. Of two equal keys the last counts, as in
+the programs that wrote the file. A key that is `null` counts as absent. :*/
 //> model_json
 struct cJSON *json_parse(const char *file, const void *text, size_t bytes, Error *e) {
   if (!bytes) return fail(e, EXIT_INPUT, "%s: empty, wanted JSON", file), NULL;
@@ -373,8 +373,8 @@ static int config_rope(const char *file, const cJSON *j, Rope *r, Error *e) {
 
 /*: ### Switches that must be off
 
-Each of these changes what the model computes. Ignoring one gives text that is nearly right, the worst
-kind of wrong. :*/
+Each of these changes what the model computes. Ignoring one gives text that is nearly right, the
+worst kind of wrong. :*/
 //> config_refuse
 static int config_refuse(const char *file, const cJSON *j, Error *e) {
   const cJSON *quantized = json_get(j, "quantization_config");
@@ -404,8 +404,8 @@ static int config_refuse(const char *file, const cJSON *j, Error *e) {
 
 /*: ### Stop ids
 
-One number, a list, or `null`; in config.json, in generation_config.json, or in both, with only one of
-them complete. Any id that either names ends a request. :*/
+One number, a list, or `null`; in config.json, in generation_config.json, or in both, with only one
+of them complete. Any id that either names ends a request. :*/
 //> stop_ids
 static int add_stop(const char *file, const char *key, double id, int32_t vocab, int32_t **ids,
                     Error *e) {
@@ -450,8 +450,8 @@ static int config_sizes(const char *file, const cJSON *j, Shape *s, Error *e) {
       return fail(e, EXIT_INPUT, "%s: %s: %d, must be at least 1", file, need[i].key, *need[i].out);
   }
   bool llama = !strcmp(s->family, "llama"), qwen3 = !strcmp(s->family, "qwen3");
-  // An absent key means the class's default, a null one "as many as query heads". The defaults of qwen2
-  // and qwen3 fit no published model, so there the weights decide.
+  // An absent key means the class's default, a null one "as many as query heads". The defaults of
+  // qwen2 and qwen3 fit no published model, so there the weights decide.
   bool absent = !cJSON_GetObjectItemCaseSensitive(j, "num_key_value_heads");
   s->kv_heads = llama || !absent ? s->heads : 0;
   s->max_context = llama ? 2048 : 32768;

@@ -1,18 +1,18 @@
 /*: # Tensors by name: safetensors
 
-A safetensors file is eight bytes of length, a JSON header of that length, and the tensors' bytes one
-behind the other:
+A safetensors file is eight bytes of length, a JSON header of that length, and the tensors' bytes
+one behind the other:
 
     | n: 8 bytes, little-endian | header: n bytes of JSON | data ...                       |
 
     {"__metadata__": {"format": "pt"},
      "model.norm.weight": {"dtype": "BF16", "shape": [2048], "data_offsets": [0, 4096]}, ...}
 
-Offsets count from the end of the header, which nobody has to pad, so a tensor may begin at any address:
-whoever reads it must not assume alignment. Nothing is copied here. We map the file and note where each
-tensor lies, after proving that it lies there: every byte of the data belongs to exactly one tensor, and
-the file ends where the last one does. A short file would otherwise read as zeros, and a model with some
-zero rows still talks. :*/
+Offsets count from the end of the header, which nobody has to pad, so a tensor may begin at any
+address: whoever reads it must not assume alignment. Nothing is copied here. We map the file and
+note where each tensor lies, after proving that it lies there: every byte of the data belongs to
+exactly one tensor, and the file ends where the last one does. A short file would otherwise read as
+zeros, and a model with some zero rows still talks. :*/
 #include "tiles.h"
 
 #include <cjson/cJSON.h>
@@ -25,8 +25,8 @@ zero rows still talks. :*/
 
 /*: ## The list
 
-Names are looked up a dozen times for every layer and headers hold thousands of them, so the list has a
-hash map beside it. The map borrows its keys from the list. :*/
+Names are looked up a dozen times for every layer and headers hold thousands of them, so the list
+has a hash map beside it. The map borrows its keys from the list. :*/
 //> tensor_find
 const Tensor *tensor_find(const TensorSet *t, const char *name) {
   struct TensorEntry *map = t->by_name;
@@ -49,8 +49,9 @@ void tensors_close(TensorSet *t) {
 
 /*: ## One entry of the header
 
-Types that we cannot compute with are still types that we know the size of: an unused I64 tensor does
-no harm, and one in the place of a weight is refused later, by the name of what it is a sign of. :*/
+Types that we cannot compute with are still types that we know the size of: an unused I64 tensor
+does no harm, and one in the place of a weight is refused later, by the name of what it is a sign
+of. :*/
 //> safetensors_type
 static const struct {
   const char *name;
@@ -130,9 +131,9 @@ static int parse_entry(const char *file, const cJSON *j, Tensor *t, uint64_t *be
 
 /*: ## One file
 
-The order of the keys says nothing (the reference writer sorts by type before it sorts by name), so the
-ranges are sorted before we walk them. A hole, an overlap, a byte too many or too few: each is refused
-with the two numbers that disagree. :*/
+The order of the keys says nothing (the reference writer sorts by type before it sorts by name), so
+the ranges are sorted before we walk them. A hole, an overlap, a byte too many or too few: each is
+refused with the two numbers that disagree. :*/
 //> safetensors_parse
 typedef struct Range {
   uint64_t begin, end;
@@ -241,8 +242,8 @@ int safetensors_parse(const char *file, const uint8_t *data, size_t size, Tensor
 
 /*: ## A folder
 
-A large model comes in shards, and an index says which tensor lies in which. The index is a file like
-any other: its names must stay inside the folder, and what it promises must be there. :*/
+A large model comes in shards, and an index says which tensor lies in which. The index is a file
+like any other: its names must stay inside the folder, and what it promises must be there. :*/
 //> safetensors_open
 static int open_file(const char *path, TensorSet *out, Error *e) {
   Mapping map;

@@ -1,9 +1,10 @@
 /*: # Seeded checkpoints
 
-Speed depends on the sizes of the matrices and not on what is in them. So a checkpoint of random numbers
-runs and is timed like the real one, and a machine without a network can still measure Llama 3.2 1B.
-What we write is what anybody would have written: a folder with config.json, generation_config.json and
-model.safetensors, which Transformers loads as well. That is also how the tests get their models.
+Speed depends on the sizes of the matrices and not on what is in them. So a checkpoint of random
+numbers runs and is timed like the real one, and a machine without a network can still measure Llama
+3.2 1B. What we write is what anybody would have written: a folder with config.json,
+generation_config.json and model.safetensors, which Transformers loads as well. That is also how the
+tests get their models.
 
 Every number depends on the seed, the name of its tensor and its index, and on nothing else: not on
 the order of writing, not on the dtype. The BF16 checkpoint is the FP32 one, rounded. :*/
@@ -19,11 +20,11 @@ the order of writing, not on the dtype. The BF16 checkpoint is the FP32 one, rou
 
 /*: ## Numbers
 
-A row of `n` weights adds up `n` products, so weights of variance 1/n keep the size of what goes through
-them. Norms lie around 1 and biases around 0, far enough away to be missed by a test when somebody
-forgets them. Queries and keys come out larger than that, or attention would look at every position
-alike and a greedy model would repeat one word for ever: a poor test of anything that has to do with
-position.
+A row of `n` weights adds up `n` products, so weights of variance 1/n keep the size of what goes
+through them. Norms lie around 1 and biases around 0, far enough away to be missed by a test when
+somebody forgets them. Queries and keys come out larger than that, or attention would look at every
+position alike and a greedy model would repeat one word for ever: a poor test of anything that has
+to do with position.
 
 The sum of four random bytes is bell-shaped enough, and it has only 1,021 values. So each tensor has
 a table of its possible numbers, already in its dtype, and a number costs half a hash of a counter
@@ -56,7 +57,7 @@ static inline void two_sums(uint64_t r, uint32_t *low, uint32_t *high) {
   *high = pairs >> 32 & 0xffff;
 }
 
-// Elements [first, first + n) of the tensor with this key; first is even. out: [n], room for one more.
+// Elements [first, first + n) of the tensor with this key; first is even. out: [n + 1].
 static void numbers(uint64_t key, uint64_t first, size_t n, Kind k, DType dtype, void *out) {
   float wide[SUMS];
   uint16_t narrow[SUMS];

@@ -1,7 +1,7 @@
 /*: # From a checkpoint to a model
 
-Checkpoints are written by `synth.c`, changed in one place, and opened. What the model says must then be
-what was written, or the error must name what was changed. :*/
+Checkpoints are written by `synth.c`, changed in one place, and opened. What the model says must
+then be what was written, or the error must name what was changed. :*/
 #include "gguf_writer.h"
 #include "testing.h"
 
@@ -131,8 +131,8 @@ static void impossible_shapes(void **state) {
 
 /*: ## Frequencies
 
-Against the published arithmetic to the last bit, and against Transformers, which computes in FP32, to
-a few. :*/
+Against the published arithmetic to the last bit, and against Transformers, which computes in FP32,
+to a few. :*/
 //> test_model_rope
 static void frequencies_match(const Shape *s, const float *golden) {
   float f[512];

@@ -1,8 +1,8 @@
 /*: # Safetensors files, good and bad
 
-Half of a reader's work is to refuse. Every file here is a few hundred bytes, made in memory; the good
-ones must give back the very bytes that went in, the bad ones an error that names the tensor and the
-numbers. :*/
+Half of a reader's work is to refuse. Every file here is a few hundred bytes, made in memory; the
+good ones must give back the very bytes that went in, the bad ones an error that names the tensor
+and the numbers. :*/
 #include "testing.h"
 
 #include <stb/stb_ds.h>
@@ -214,8 +214,8 @@ static void deep_nesting(void **state) {
 
 /*: ## Any file, any one number
 
-Files of random tensors in random order are read back whole. Then one number of the header is changed:
-whatever it was, the ranges no longer add up. :*/
+Files of random tensors in random order are read back whole. Then one number of the header is
+changed: whatever it was, the ranges no longer add up. :*/
 //> test_safetensors_random
 static const struct {
   const char *name;
@@ -359,8 +359,8 @@ static void many_tensors(void **state) {
 
 /*: ## Alignment and size
 
-The data begins wherever the header ends. A tensor is found there, at any address, and beyond 2 GiB as
-well: the file is sparse, so that the test needs no room for it. :*/
+The data begins wherever the header ends. A tensor is found there, at any address, and beyond 2 GiB
+as well: the file is sparse, so that the test needs no room for it. :*/
 //> test_safetensors_place
 static void any_alignment(void **state) {
   (void)state;

@@ -1,8 +1,8 @@
 /*: # What the tests share
 
 Every test builds its own small inputs in a temporary folder and removes it. The helpers end the
-program when the machine fails them (a full disk is no result), and use cmocka's assertions only where
-the thing under test is to blame. :*/
+program when the machine fails them (a full disk is no result), and use cmocka's assertions only
+where the thing under test is to blame. :*/
 #ifndef TESTING_H
 #define TESTING_H
 
@@ -70,7 +70,7 @@ HELPER void remove_tree(char *path) {
   free(path);
 }
 
-// folder/name, in one of sixteen buffers that take turns: good for one call's arguments, not to keep.
+// folder/name, in one of sixteen buffers that take turns: for one call's arguments, not to keep.
 HELPER const char *path_in(const char *folder, const char *name) {
   static char buffer[16][4096];
   static unsigned turn;
