@@ -16,9 +16,9 @@ all equally long; to balance bytes, we balance rows. :*/
 
 //> op_name
 const char *op_name(int op) {
-  static const char *const name[OP_COUNT] = {"embed", "qkv",        "scores",     "values",
-                                             "wo",    "ffn",        "ffn_reduce", "gate_up",
-                                             "down",  "final_norm", "lm_head"};
+  static const char *const name[OP_COUNT] = {"embed",   "qkv",  "scores",     "values",
+                                             "attend",  "wo",   "ffn",        "ffn_reduce",
+                                             "gate_up", "down", "final_norm", "lm_head"};
   return op >= 0 && op < OP_COUNT ? name[op] : "?";
 }
 //< op_name
@@ -73,8 +73,8 @@ static uint32_t split_rows(Builder *b, Op op, uint32_t layer, uint32_t rows, boo
 A K/V head is one unit of attention: the query heads that share it read the same keys and values, so
 one tile serves them all and the cache is read once. Grouped-query attention leaves few such heads,
 eight in Llama 3.2 1B, and a card has more workers than that. A long context is therefore also cut
-along its positions, into **chunks**; every chunk yields a partial result, and the next wave merges
-them.
+along its positions, into **chunks**; every chunk yields a partial result, and the `wo` tiles, which
+read all of attention's result anyway, merge them.
 
 How many chunks? Each more gives work to more workers, and costs one more partial that every `wo`
 tile must read and merge. With `W` workers and `H` heads we start at `W / H`, the most that still
@@ -103,8 +103,8 @@ static uint32_t choose_chunks(uint32_t workers, uint32_t heads) {
 //< choose_chunks
 
 /*: Tiles are dealt to the workers chunk by chunk, the heads of chunk 0 first. A short context is
-served by the tiles of chunk 0 alone, and dealt this way they lie on different workers. The same
-worker gets the same head and chunk in both waves and in all layers, so that what it read of the
+served by the tiles of the first chunks alone, and dealt this way they lie on different workers. The
+same worker gets the same head and chunk in all waves and in all layers, so that what it read of the
 cache stays its own. :*/
 //> deal_heads
 static void deal_heads(Builder *b, Op op, uint32_t layer, uint32_t barrier) {
@@ -121,6 +121,43 @@ static void deal_heads(Builder *b, Op op, uint32_t layer, uint32_t barrier) {
   b->p->barrier[b->wave++] = barrier;
 }
 //< deal_heads
+
+/*: ## Attention, two ways
+
+A softmax needs the largest score before it can take the first exponential. In **two passes** the
+chunks' scores are all there before any value is weighted: a wave of scores tiles, a barrier, a wave
+of values tiles. Every partial result then has the same scale, and `wo` only adds. In **one pass** an
+attend tile does both halves with its own chunk's largest score, and `wo` must multiply each partial
+by a factor before it adds.
+
+So one pass saves a layer a barrier and the second start of its attention tiles, and pays with a
+factor for each K/V head's query and chunk in use, next to matrix rows that are far longer. That is
+a gain on every machine whose barrier is not free, and we plan one pass unless the target asks for
+two.
+
+One pass also has a finer answer to a context that is too short for all chunks. Two passes know two
+forms, one chunk or all of them. Here of `n` positions only `n / fused_context` chunks, rounded up,
+are in use, at most all: no tile starts for fewer positions than it is worth. Since `fused_context`
+is at least one, no chunk in use is ever without a position. :*/
+//> choose_one_pass
+static bool choose_one_pass(const Target *t) { return t->attention != ATTENTION_TWO_PASS; }
+
+enum { CHUNK_POSITIONS = 1024 }; // one pass, where the target does not say
+
+// With more than one chunk.
+static uint32_t choose_fused_context(const Target *t, bool one_pass, uint32_t chunks) {
+  if (one_pass) return t->fused_context ? t->fused_context : CHUNK_POSITIONS;
+  // In the split form every chunk has a position: it begins at a context of fused_context + 1.
+  return t->fused_context < chunks - 1 ? chunks - 1 : t->fused_context;
+}
+
+// Chunks that have work when n positions are attended to.
+static uint32_t chunks_in_use(const Plan *p, uint32_t n) {
+  if (!p->one_pass) return n > p->fused_context ? p->chunks : 1;
+  uint64_t wanted = ((uint64_t)n + p->fused_context - 1) / p->fused_context;
+  return wanted < p->chunks ? (uint32_t)wanted : p->chunks;
+}
+//< choose_one_pass
 
 /*: ## The MLP, two ways
 
@@ -154,10 +191,12 @@ static void build_waves(Builder *b, bool fused) {
   split_rows(b, OP_EMBED, 0, hidden, false);
   for (uint32_t l = 0; l < (uint32_t)s->layers; l++) {
     split_rows(b, OP_QKV, l, (uint32_t)qkv_rows(s), false);
-    if (p->chunks > 1) {
+    if (p->one_pass) deal_heads(b, OP_ATTEND, l, BARRIER_ALWAYS);
+    else if (p->chunks == 1) deal_heads(b, OP_SCORES, l, BARRIER_ALWAYS);
+    else {
       deal_heads(b, OP_SCORES, l, BARRIER_IF_SPLIT);
       deal_heads(b, OP_VALUES, l, BARRIER_ALWAYS);
-    } else deal_heads(b, OP_SCORES, l, BARRIER_ALWAYS);
+    }
     split_rows(b, OP_WO, l, hidden, false);
     if (fused) {
       p->ffn_parts = split_rows(b, OP_FFN, l, inter, true);
@@ -174,11 +213,14 @@ static void build_waves(Builder *b, bool fused) {
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
+// Waves of attention in a layer.
+static uint32_t attention_waves(const Plan *p) { return p->one_pass || p->chunks == 1 ? 1 : 2; }
+
 // Tiles of the whole plan: what build_waves will add.
 static uint64_t count_tiles(const Plan *p) {
   const Shape *s = &p->shape;
   uint64_t w = p->workers, hidden = least((uint64_t)s->hidden, w);
-  uint64_t attention = (uint64_t)s->kv_heads * p->chunks * (p->chunks > 1 ? 2 : 1);
+  uint64_t attention = (uint64_t)s->kv_heads * p->chunks * attention_waves(p);
   uint64_t layer =
       least((uint64_t)qkv_rows(s), w) + attention + hidden + least((uint64_t)s->inter, w) + hidden;
   return hidden + (uint64_t)s->layers * layer + hidden + least((uint64_t)s->vocab, w);
@@ -197,12 +239,9 @@ int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
   if (plan_sizes(out, e) != 0) return -1;
 
   out->chunks = choose_chunks(out->workers, (uint32_t)s->kv_heads);
-  // A context above fused_context has at least one position for each chunk.
-  if (out->chunks > 1) {
-    out->fused_context = t->fused_context;
-    if (out->fused_context < out->chunks - 1) out->fused_context = out->chunks - 1;
-  }
-  out->wave_count = 3 + (uint32_t)s->layers * (out->chunks > 1 ? 6 : 5);
+  out->one_pass = choose_one_pass(t);
+  if (out->chunks > 1) out->fused_context = choose_fused_context(t, out->one_pass, out->chunks);
+  out->wave_count = 3 + (uint32_t)s->layers * (4 + attention_waves(out));
   uint64_t count = count_tiles(out);
   if (count > PLAN_MAX_TILES)
     return fail(e, EXIT_PLAN, "plan: rule \"sizes\": %llu tiles; at most %d", // too many workers
@@ -275,24 +314,24 @@ int plan_index(Plan *p, Error *e) {
 Only bytes that must come from memory count: matrices and the K/V cache. Norms, biases and
 activations are a few kilobytes that every worker reads again out of a cache. :*/
 //> tile_bytes
-// Positions of chunk c of C at a context of n: [n*c/C, n*(c+1)/C).
-static uint64_t chunk_positions(uint64_t n, uint64_t c, uint64_t chunks) {
-  return n * (c + 1) / chunks - n * c / chunks;
+// Positions of chunk c at a context of n, with C chunks in use: [n*c/C, n*(c+1)/C), and none from C on.
+static uint64_t chunk_positions(const Plan *p, uint64_t n, uint64_t c) {
+  uint64_t in_use = chunks_in_use(p, (uint32_t)n);
+  return c < in_use ? n * (c + 1) / in_use - n * c / in_use : 0;
 }
 
 uint64_t tile_bytes(const Plan *p, const Tile *t, uint32_t context) {
   const Shape *s = &p->shape;
   uint64_t size = dtype_size(s->dtype), rows = t->row1 - t->row0;
   uint64_t hidden = (uint64_t)s->hidden, head = (uint64_t)s->head_dim;
-  bool split = context > p->fused_context;
+  bool split = !p->one_pass && context > p->fused_context;
   switch (t->op) {
   case OP_EMBED: return rows * size; // its columns of one row
   case OP_QKV: return rows * hidden * size;
   case OP_SCORES: // keys; in the fused form chunk 0 reads keys and values of all positions
-    if (!split) return t->part ? 0 : 2 * rows * context * head * size;
-    return rows * chunk_positions(context, t->part, p->chunks) * head * size;
-  case OP_VALUES:
-    return split ? rows * chunk_positions(context, t->part, p->chunks) * head * size : 0;
+    return (split ? 1 : 2) * rows * chunk_positions(p, context, t->part) * head * size;
+  case OP_VALUES: return split ? rows * chunk_positions(p, context, t->part) * head * size : 0;
+  case OP_ATTEND: return 2 * rows * chunk_positions(p, context, t->part) * head * size;
   case OP_WO: return rows * (uint64_t)s->heads * head * size;
   case OP_FFN: return 3 * rows * hidden * size; // gate and up rows, down columns
   case OP_GATE_UP: return 2 * rows * hidden * size;
@@ -313,8 +352,8 @@ waves pays on top:
   and the wave takes as long as its busiest worker.
 - A wave that streams weights starts from standstill and ends when the last worker is done:
   `ramp_us`.
-- Attention reads the cache more slowly than weights are streamed (`kv_worker_gbs`), and one pass
-  costs `attention_us` even over an empty cache.
+- Attention reads the cache more slowly than weights are streamed (`kv_worker_gbs`), and costs
+  `attention_us` a layer even over an empty cache.
 - Every barrier that is not skipped costs `barrier_us`.
 
 A number that the target does not know is zero, and its cost is assumed away. :*/
@@ -329,6 +368,13 @@ static double reading_us(const Target *t, double own, uint64_t bytes, uint32_t a
   double rate = t->read_gbs / (active ? active : 1);
   if (own > 0 && (own < rate || rate <= 0)) rate = own;
   return rate > 0 ? (double)bytes / (rate * 1e3) : 0;
+}
+
+static bool attends(int op) { return op == OP_SCORES || op == OP_VALUES || op == OP_ATTEND; }
+
+// Whether everybody waits after the wave at this context.
+static bool waits(const Plan *p, uint32_t wave, uint32_t context) {
+  return p->barrier[wave] == BARRIER_ALWAYS || context > p->fused_context;
 }
 
 typedef struct WaveSum {
@@ -374,20 +420,18 @@ void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave) {
   }
   for (int op = 0; op < OP_COUNT; op++) out->opcodes += seen[op];
 
-  bool split = context > p->fused_context;
   double total = 0;
   for (uint32_t w = 0; w < p->wave_count; w++) {
     WaveCost *c = &sum[w].cost;
-    bool attention = c->op == OP_SCORES || c->op == OP_VALUES;
-    c->us =
-        reading_us(t, attention ? t->kv_worker_gbs : t->worker_gbs, c->worker_bytes, sum[w].active);
-    if (c->op == OP_SCORES) c->us += t->attention_us;
+    double own = attends((int)c->op) ? t->kv_worker_gbs : t->worker_gbs;
+    c->us = reading_us(t, own, c->worker_bytes, sum[w].active);
+    if (c->op == OP_SCORES || c->op == OP_ATTEND) c->us += t->attention_us;
     if (streams_weights((int)c->op)) {
       c->us += t->ramp_us;
       double spread = 100 * ((double)c->worker_bytes / (double)sum[w].least - 1);
       if (spread > out->spread_percent) out->spread_percent = spread;
     }
-    if (p->barrier[w] == BARRIER_ALWAYS || split) c->us += t->barrier_us;
+    if (waits(p, w, context)) c->us += t->barrier_us;
     total += c->us;
     if (wave) wave[w] = *c;
   }
@@ -402,6 +446,7 @@ void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave) {
 screen. :*/
 //> plan_print_tsv
 static const char *ffn_word(const Plan *p) { return p->ffn_parts ? "fused" : "split"; }
+static const char *attention_word(const Plan *p) { return p->one_pass ? "one-pass" : "two-pass"; }
 
 void plan_print_tsv(const Plan *p, uint32_t context, FILE *f) {
   PlanCost c;
@@ -414,6 +459,7 @@ void plan_print_tsv(const Plan *p, uint32_t context, FILE *f) {
   fprintf(f, "opcodes\t%u\n", c.opcodes);
   fprintf(f, "chunks\t%u\n", p->chunks);
   fprintf(f, "fused_context\t%u\n", p->fused_context);
+  fprintf(f, "attention\t%s\n", attention_word(p));
   fprintf(f, "ffn\t%s\n", ffn_word(p));
   fprintf(f, "context\t%u\n", context);
   fprintf(f, "weight_bytes\t%llu\n", (unsigned long long)c.weight_bytes);
@@ -454,12 +500,12 @@ static void explain_wave(const Plan *p, uint32_t wave, const WaveCost *c, uint32
   char rows[32];
   if (least_rows == most_rows) snprintf(rows, sizeof rows, "%u", most_rows);
   else snprintf(rows, sizeof rows, "%u or %u", least_rows, most_rows);
-  bool skipped = p->barrier[wave] == BARRIER_IF_SPLIT && context <= p->fused_context;
   fprintf(f, "  %-11s%7u%18s%16s%15s%11.1f%s\n", op_name((int)c->op), c->tiles, rows,
-          digits(c->worker_bytes).s, digits(c->bytes).s, c->us, skipped ? "  no barrier" : "");
+          digits(c->worker_bytes).s, digits(c->bytes).s, c->us,
+          waits(p, wave, context) ? "" : "  no barrier");
 }
 
-static void explain_choices(const Plan *p, FILE *f) {
+static void explain_choices(const Plan *p, uint32_t context, FILE *f) {
   uint32_t heads = (uint32_t)p->shape.kv_heads, tiles = heads * p->chunks;
   uint32_t rounds = (tiles + p->workers - 1) / p->workers;
   double idle = 100 * (1 - (double)tiles / ((double)rounds * p->workers));
@@ -467,12 +513,16 @@ static void explain_choices(const Plan *p, FILE *f) {
           "chunks: %u. %u K/V heads x %u = %u attention tiles on %u workers, %u %s, %.0f%% idle", //
           p->chunks, heads, p->chunks, tiles, p->workers, rounds, rounds == 1 ? "round" : "rounds",
           idle);
-  if (p->chunks == 1)
-    fprintf(f, ";\n  attention is always one pass, so a layer has no values wave.\n");
+  if (p->one_pass && p->chunks == 1) fprintf(f, ";\n  attention in one pass.\n");
+  else if (p->one_pass)
+    fprintf(f, ";\n  attention in one pass, a chunk for every %s positions: %u in use.\n",
+            digits(p->fused_context).s, chunks_in_use(p, context));
+  else if (p->chunks == 1)
+    fprintf(f, ";\n  one tile does all of attention, so a layer has no values wave.\n");
   else
     fprintf(f,
-            ";\n  up to %s positions %u tiles do attention in one pass, and the barrier "
-            "after scores is skipped.\n",
+            ";\n  attention in two passes; up to %s positions %u tiles do all of it, and the "
+            "barrier after scores is skipped.\n",
             digits(p->fused_context).s, heads);
   const char *why = p->target.ffn != FFN_AUTO            ? "the target asks for it"
                     : strcmp(p->target.kind, "cpu") == 0 ? "a CPU reads the checkpoint as it lies"
@@ -524,16 +574,16 @@ void plan_explain(const Plan *p, uint32_t context, FILE *f) {
 
   fprintf(f, "\nbytes a worker in any wave of weights differ by at most %.2f%%\n",
           cost.spread_percent);
-  explain_choices(p, f);
+  explain_choices(p, context, f);
 
   double weights = 0, attention = 0;
   uint32_t barriers = 0;
   for (uint32_t w = 0; w < p->wave_count; w++) {
-    bool barrier = p->barrier[w] == BARRIER_ALWAYS || context > p->fused_context;
+    bool barrier = waits(p, w, context);
     barriers += barrier;
     double own = wave[w].us - (barrier ? t->barrier_us : 0);
     if (streams_weights((int)wave[w].op)) weights += own;
-    if (wave[w].op == OP_SCORES || wave[w].op == OP_VALUES) attention += own;
+    if (attends((int)wave[w].op)) attention += own;
   }
   if (t->read_gbs <= 0)
     fprintf(f, "\nfloor unknown: %s does not say how fast it reads; tiles probe measures it\n",

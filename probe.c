@@ -20,7 +20,7 @@ alone, and what a barrier costs. :*/
 One table names every key, so that reading and writing cannot disagree. Zero and an absent key are the same:
 unknown. :*/
 //> target_fields
-enum FieldKind { TEXT, COUNT, RATE, FFN };
+enum FieldKind { TEXT, COUNT, RATE, FFN, ATTENTION };
 typedef struct Field {
   const char *key;
   enum FieldKind kind;
@@ -33,10 +33,12 @@ static const Field fields[] = {
     FIELD(COUNT, threads),       FIELD(COUNT, registers), FIELD(COUNT, shared_bytes),
     FIELD(COUNT, fused_context), FIELD(RATE, read_gbs),   FIELD(RATE, worker_gbs),
     FIELD(RATE, kv_worker_gbs),  FIELD(RATE, barrier_us), FIELD(RATE, ramp_us),
-    FIELD(RATE, attention_us),   FIELD(FFN, ffn),         FIELD(TEXT, fingerprint),
+    FIELD(RATE, attention_us),   FIELD(FFN, ffn),         FIELD(ATTENTION, attention),
+    FIELD(TEXT, fingerprint),
 };
 enum { FIELDS = sizeof fields / sizeof *fields };
 static const char *const ffn_words[] = {"auto", "fused", "split"};
+static const char *const attention_words[] = {"auto", "two-pass", "one-pass"};
 //< target_fields
 
 static int set_field(Target *t, const Field *f, const char *value) {
@@ -54,12 +56,12 @@ static int set_field(Target *t, const Field *f, const char *value) {
     if (end == value || *end || !(v >= 0 && v <= 1e9)) return -1;
     *(double *)(void *)at = v;
   } else {
-    for (int i = 0; i < 3; i++)
-      if (strcmp(value, ffn_words[i]) == 0) {
-        t->ffn = (FfnKind)i;
-        return 0;
-      }
-    return -1;
+    const char *const *words = f->kind == FFN ? ffn_words : attention_words;
+    int i = 0;
+    while (i < 3 && strcmp(value, words[i]) != 0) i++;
+    if (i == 3) return -1;
+    if (f->kind == FFN) t->ffn = (FfnKind)i;
+    else t->attention = (AttentionKind)i;
   }
   return 0;
 }
@@ -140,6 +142,7 @@ int target_write(const Target *t, FILE *f) {
     case COUNT: fprintf(f, "%s\t%u\n", key, *(const uint32_t *)(const void *)at); break;
     case RATE: fprintf(f, "%s\t%.4g\n", key, *(const double *)(const void *)at); break;
     case FFN: fprintf(f, "%s\t%s\n", key, ffn_words[t->ffn]); break;
+    case ATTENTION: fprintf(f, "%s\t%s\n", key, attention_words[t->attention]); break;
     }
   }
   return ferror(f) ? -1 : 0;

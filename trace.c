@@ -73,7 +73,7 @@ void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint6
     op[k].barrier += t[i].next - t[i].end;
     ideal += best;
     barrier += t[i].next - t[i].end;
-    if (k == OP_SCORES || k == OP_VALUES) attention += us - best;
+    if (k == OP_SCORES || k == OP_VALUES || k == OP_ATTEND) attention += us - best;
     else if (cost[i].bytes > 65536) gemv += us - best;
     else small += us - best;
   }

@@ -21,27 +21,46 @@ and the name. :*/
 **Time.** A barrier cuts a token into *epochs*. All tiles of an epoch may run at the same moment, in
 any order, even those of one worker. A tile of an earlier epoch has finished before, and all that it
 wrote can be seen. Barriers of kind `BARRIER_IF_SPLIT` are skipped in attention's fused form, so a
-plan has two different sequences of epochs, and everything below must hold in both. With a single
-chunk there is only the fused form.
+plan with attention in two passes has two different sequences of epochs, and everything below must
+hold in both. With a single chunk there is only the fused form. In one pass no barrier is ever
+skipped, and all tokens have the same epochs.
 
 **Buffers.** There is one of each, used again by every layer:
 
 | buffer | one element is | a new version is written by | and read by |
 |---|---|---|---|
 | residual | a row | embed; wo; ffn_reduce or down | qkv, ffn, gate_up, final_norm: all of it; wo, ffn_reduce, down: their own rows |
-| q, k, v | a row | qkv | scores: q and k rows of its heads |
-| newest K row | a K/V head | scores of the last chunk | that same tile |
+| q, k, v | a row | qkv | scores, attend: q and k rows of its heads |
+| newest K row | a K/V head | scores or attend of the last chunk | that same tile |
 | scores | a head and chunk | scores | values: its heads, all chunks |
-| attention partials | a head and chunk | values | wo: all |
+| attention partials | a head and chunk | values or attend | wo: all |
 | FFN partials | a partial | ffn | ffn_reduce: all |
 | activation | a row | gate_up | down: all |
 | normed | a row | final_norm | lm_head: all |
 | candidates | a slot | lm_head | embed of the next token: all |
 
-The newest V row is written by qkv, straight into the cache, and read by the values tiles of the
-last chunk. In the fused form the scores tiles of chunk 0 read q, k and the newest V row of their
-heads, write the newest K row and partial 0, and wo reads partial 0 alone. All other scores tiles
-and all values tiles are idle: they neither read nor write.
+The newest V row is written by qkv, straight into the cache, and read by the values or attend tiles
+of the last chunk. In the fused form the scores tiles of chunk 0 read q, k and the newest V row of
+their heads, write the newest K row and partial 0, and wo reads partial 0 alone. All other scores
+tiles and all values tiles are idle: they neither read nor write.
+
+**Chunks in use.** In one pass the position decides how many chunks are in use, from one to all of
+them, so there are as many cases as chunks. With `k` in use, attend tiles of part `k` and above are
+idle, the *last chunk* is part `k - 1`, and wo reads the first `k` partials. We need not go through
+the cases; one case, stricter than all of them, is enough: *all chunks in use, and every attend tile
+also reads the newest V row of its heads.*
+
+- It is enough. With `k` in use the tiles that run, and all that they read and write, are some of
+  those of the strict case, in the same epochs; and "written once" is asked of each part by itself,
+  so for any `k` the first `k` partials of a head are written once each, and its newest K row once,
+  by the tile of part `k - 1`.
+- It asks for no more than the cases do together. All chunks are in use in case `k = chunks`, and an
+  attend tile of part `c` does read the newest V row, in case `k = c + 1`. The fewest tokens
+  that lead to a case may be more than the model's context has; then the rule is stricter than that
+  model needs, and no planner has a reason to want it otherwise.
+
+Tokens of different cases may follow each other: what one token leaves to the next goes through the
+candidates and the last barrier, whatever its case.
 
 **Versions.** A decoder is a chain, so the version of a buffer that a tile must find is known from
 its opcode and layer alone. qkv of layer 3, say, needs the residual after ffn_reduce of layer 2: no
@@ -64,12 +83,14 @@ typedef struct Text {
   char s[144];
 } Text;
 
+static bool by_chunk(int op) { return op == OP_SCORES || op == OP_VALUES || op == OP_ATTEND; }
+
 static Text describe(const Plan *p, uint32_t i) {
   Text out;
   const Tile *t = &p->tile[i];
   char layer[24] = "", part[24] = "";
   if (t->op >= OP_QKV && t->op <= OP_DOWN) snprintf(layer, sizeof layer, " layer %u", t->layer);
-  if (t->op == OP_SCORES || t->op == OP_VALUES || t->op == OP_FFN || t->op == OP_LM_HEAD)
+  if (by_chunk(t->op) || t->op == OP_FFN || t->op == OP_LM_HEAD)
     snprintf(part, sizeof part, " part %u", t->part);
   snprintf(out.s, sizeof out.s, "tile %u (%s%s rows %u..%u%s wave %u worker %u)", i, op_name(t->op),
            layer, t->row0, t->row1, part, t->wave, t->worker);
@@ -131,12 +152,15 @@ int plan_sizes(const Plan *p, Error *e) {
       check_cost("attention_us", t->attention_us, e))
     return -1;
 
-  // No chunk is ever empty: the split form begins above fused_context, with a position for each chunk.
   if (p->chunks == 1 && p->fused_context != UINT32_MAX)
     return fail(e, EXIT_PLAN,
-                "plan: rule \"one chunk\": fused_context is %u; with one chunk there is only the "
-                "fused form, and it must be %u",
+                "plan: rule \"one chunk\": fused_context is %u; with one chunk it serves every "
+                "context, and must be %u",
                 p->fused_context, UINT32_MAX);
+  // No chunk with work is ever without a position. In two passes the split form begins above fused_context,
+  // with a position for each chunk. In one pass n positions have ceil(n / fused_context) chunks at most, so
+  // no more than n.
+  if (p->one_pass) return check_count("fused_context", p->fused_context, 1, UINT32_MAX, e);
   if (p->chunks > 1 && p->fused_context < p->chunks - 1)
     return fail(e, EXIT_PLAN,
                 "plan: rule \"sizes\": fused_context is %u; with %u chunks at least %u",
@@ -163,7 +187,8 @@ static Extent extent(const Plan *p, int op) {
   case OP_FINAL_NORM: return (Extent){hidden, 1, false};
   case OP_QKV: return (Extent){(uint32_t)qkv_rows(s), 1, true};
   case OP_SCORES:
-  case OP_VALUES: return (Extent){kv, p->chunks, true};
+  case OP_VALUES:
+  case OP_ATTEND: return (Extent){kv, p->chunks, true};
   case OP_WO:
   case OP_FFN_REDUCE:
   case OP_DOWN: return (Extent){hidden, 1, true};
@@ -203,6 +228,11 @@ static int check_tile(const Plan *p, uint32_t i, Error *e) {
     snprintf(why, sizeof why, "a plan with %u FFN partials has no such tile", p->ffn_parts);
     return refuse(p, i, "one FFN form", e, why);
   }
+  if (p->one_pass ? t->op == OP_SCORES || t->op == OP_VALUES : t->op == OP_ATTEND) {
+    snprintf(why, sizeof why, "a plan with attention in %s has no such tile",
+             p->one_pass ? "one pass" : "two passes");
+    return refuse(p, i, "one attention", e, why);
+  }
   if (p->chunks == 1 && t->op == OP_VALUES)
     return refuse(p, i, "one chunk", e, "with one chunk the scores tiles do all of attention");
 
@@ -230,7 +260,7 @@ static int check_first(const Plan *p, Error *e) {
 
 /*: ## Barriers
 
-Only two kinds exist. A wave without a tile would be a wait for nothing, so we take it for a
+Only two kinds exist, and in one pass only one of them. A wave without a tile would be a wait for nothing, so we take it for a
 mistake. The last barrier is never skipped: it is all that lies between this token's candidates and
 the next token's embed. :*/
 //> check_barriers
@@ -240,6 +270,11 @@ static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
     if (p->barrier[w] != BARRIER_ALWAYS && p->barrier[w] != BARRIER_IF_SPLIT)
       return fail(e, EXIT_PLAN, "plan: rule \"barriers\": wave %u ends at a barrier of kind %u", w,
                   p->barrier[w]);
+    if (p->one_pass && p->barrier[w] != BARRIER_ALWAYS)
+      return fail(e, EXIT_PLAN,
+                  "plan: rule \"barriers\": wave %u ends at a barrier that may be skipped; with "
+                  "attention in one pass none may",
+                  w);
     if (!tiles_of_wave[w])
       return fail(e, EXIT_PLAN, "plan: rule \"barriers\": wave %u of %u has no tile", w,
                   p->wave_count);
@@ -255,8 +290,8 @@ static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
 
 Now the tiles are grouped: all tiles of one opcode in one layer, in the order of their rows. That is
 two sorts, one by counting and one that nearly always finds its group sorted already. In that order
-"every row exactly once" is a walk: each tile must begin where the one before it ended. Scores and
-values are walked chunk by chunk. Where a tile also owns a numbered part (an FFN partial, a
+"every row exactly once" is a walk: each tile must begin where the one before it ended. Attention's
+tiles are walked chunk by chunk. Where a tile also owns a numbered part (an FFN partial, a
 candidate slot), each number must occur once. :*/
 //> group
 typedef struct Group {
@@ -279,8 +314,6 @@ static Group group(const Check *c, uint32_t layer, Op op) {
   uint32_t g = layer * OP_COUNT + op;
   return (Group){c->list + c->begin[g], c->begin[g + 1] - c->begin[g]};
 }
-
-static bool by_chunk(int op) { return op == OP_SCORES || op == OP_VALUES; }
 
 static bool comes_after(const Plan *p, uint32_t a, uint32_t b) {
   const Tile *s = &p->tile[a], *t = &p->tile[b];
@@ -390,7 +423,8 @@ comes along for which that argument does not hold. :*/
 //> edges
 static uint32_t epoch_of(const Check *c, uint32_t tile) { return c->epoch[c->p->tile[tile].wave]; }
 
-// In the fused form only the scores tiles of chunk 0 do anything in attention.
+// In the fused form only the scores tiles of chunk 0 do anything in attention. In one pass we check the
+// case in which nobody is idle.
 static bool idle(const Check *c, const Tile *t) {
   return c->fused && (t->op == OP_VALUES || (t->op == OP_SCORES && t->part != 0));
 }
@@ -446,7 +480,9 @@ static int check_read_rows(Check *c, Group readers, Group writers) {
 //< edges
 
 /*: For attention we note, for each K/V head, the tile that wrote its rows last. A K/V head's query
-rows are those of all query heads that share it; its K and V rows follow after all query rows. :*/
+rows are those of all query heads that share it; its K and V rows follow after all query rows. The
+tiles that read q and k are the scores or the attend tiles; the newest V row is for those of them
+that finish attention on their own, which are all attend tiles, and scores tiles in the fused form. :*/
 //> heads
 static void note_writer(const Check *c, uint32_t *writer, uint32_t tile, uint32_t row0,
                         uint32_t row1, uint32_t base, uint32_t rows_per_head) {
@@ -458,11 +494,19 @@ static void note_writer(const Check *c, uint32_t *writer, uint32_t tile, uint32_
     if (writer[h] == UINT32_MAX || epoch_of(c, tile) > epoch_of(c, writer[h])) writer[h] = tile;
 }
 
+static Op reads_q(const Plan *p) { return p->one_pass ? OP_ATTEND : OP_SCORES; }
+
+// Who writes the attention partials.
+static Op writes_partials(const Check *c) {
+  return c->p->one_pass ? OP_ATTEND : c->fused ? OP_SCORES : OP_VALUES;
+}
+
 static int check_attention(Check *c, uint32_t layer) {
   const Plan *p = c->p;
   const Shape *s = &p->shape;
   uint32_t kv = (uint32_t)s->kv_heads, dim = (uint32_t)s->head_dim, heads = (uint32_t)s->heads;
-  Group qkv = group(c, layer, OP_QKV), scores = group(c, layer, OP_SCORES);
+  Group qkv = group(c, layer, OP_QKV), scores = group(c, layer, reads_q(p));
+  bool whole = c->fused || p->one_pass;
   memset(c->qk_writer, 0xff, kv * sizeof *c->qk_writer);
   memset(c->v_writer, 0xff, kv * sizeof *c->v_writer);
   memset(c->scored, 0xff, kv * sizeof *c->scored);
@@ -478,11 +522,11 @@ static int check_attention(Check *c, uint32_t layer) {
     if (idle(c, t)) continue;
     for (uint32_t h = t->row0; h < t->row1; h++)
       if (check_read(c, i, c->qk_writer[h], "q and k rows") != 0 ||
-          (c->fused && check_read(c, i, c->v_writer[h], "newest V row") != 0))
+          (whole && check_read(c, i, c->v_writer[h], "newest V row") != 0))
         return -1;
     note_writer(c, c->scored, i, t->row0, t->row1, 0, 1);
   }
-  if (c->fused) return 0;
+  if (whole) return 0;
   Group values = group(c, layer, OP_VALUES);
   for (uint32_t k = 0; k < values.count; k++) {
     uint32_t i = values.list[k];
@@ -508,13 +552,14 @@ static int check_layer(Check *c, uint32_t l) {
   bool parts = c->p->ffn_parts > 0;
   Op up = parts ? OP_FFN : OP_GATE_UP, down = parts ? OP_FFN_REDUCE : OP_DOWN;
   const char *mlp = parts ? "FFN partials" : "activation";
-  Op last = c->fused ? OP_SCORES : OP_VALUES; // who writes the attention partials
+  Op first = reads_q(c->p), last = writes_partials(c);
   Group in = l ? group(c, l - 1, down) : group(c, 0, OP_EMBED);
-  Group qkv = group(c, l, OP_QKV), scores = group(c, l, OP_SCORES), partials = group(c, l, last);
+  Group qkv = group(c, l, OP_QKV), partials = group(c, l, last);
   Group wo = group(c, l, OP_WO), ffn = group(c, l, up), reduce = group(c, l, down);
 
-  if (l && (check_overwrite(c, group(c, l - 1, OP_SCORES), qkv, "q, k and v rows") != 0 ||
-            (!c->fused && check_overwrite(c, group(c, l - 1, OP_VALUES), scores, "scores") != 0) ||
+  if (l && (check_overwrite(c, group(c, l - 1, first), qkv, "q, k and v rows") != 0 ||
+            (last == OP_VALUES &&
+             check_overwrite(c, group(c, l - 1, last), group(c, l, first), "scores") != 0) ||
             check_overwrite(c, group(c, l - 1, OP_WO), partials, "attention partials") != 0 ||
             check_overwrite(c, group(c, l - 1, down), ffn, mlp) != 0))
     return -1;
@@ -557,8 +602,8 @@ static int check_groups(Check *c) {
   bool parts = p->ffn_parts > 0;
   if (check_written_once(c, 0, OP_EMBED) != 0) return -1;
   for (uint32_t l = 0; l < layers; l++) {
-    if (check_written_once(c, l, OP_QKV) != 0 || check_written_once(c, l, OP_SCORES) != 0 ||
-        (p->chunks > 1 && check_written_once(c, l, OP_VALUES) != 0) ||
+    if (check_written_once(c, l, OP_QKV) != 0 || check_written_once(c, l, reads_q(p)) != 0 ||
+        (!p->one_pass && p->chunks > 1 && check_written_once(c, l, OP_VALUES) != 0) ||
         check_written_once(c, l, OP_WO) != 0 ||
         check_written_once(c, l, parts ? OP_FFN : OP_GATE_UP) != 0 ||
         check_written_once(c, l, parts ? OP_FFN_REDUCE : OP_DOWN) != 0)
@@ -566,6 +611,7 @@ static int check_groups(Check *c) {
   }
   if (check_written_once(c, 0, OP_FINAL_NORM) != 0 || check_written_once(c, 0, OP_LM_HEAD) != 0)
     return -1;
+  if (p->one_pass) return check_form(c, false);
   if (p->chunks > 1 && check_form(c, false) != 0) return -1;
   return check_form(c, true);
 }
