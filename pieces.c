@@ -353,7 +353,7 @@ int vocab_put(Vocab *v, int32_t id, const char *text, size_t bytes) {
     if (!grown) return -1;
     v->slots = grown;
     v->slot_count = n ? 2 * n : 1024;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; old && i < n; i++)
       if (old[i]) {
         const struct VocabText *t = &v->by_id[old[i] - 1];
         *find_slot(v, v->texts + t->at, t->bytes) = old[i];
@@ -390,7 +390,7 @@ int vocab_put_merge(Vocab *v, int32_t left, int32_t right, uint32_t rank, int32_
     for (uint32_t i = 0; i < wider; i++) grown[i] = (struct VocabMerge){.rank = UINT32_MAX};
     v->merges = grown;
     v->merge_count = wider;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; old && i < n; i++)
       if (old[i].rank != UINT32_MAX) *find_merge(v, old[i].left, old[i].right) = old[i];
     free(old);
   }

@@ -206,6 +206,10 @@ static void add_piece(Piece **list, size_t start, size_t end) {
   if (end > start) arrput(*list, ((Piece){start, end}));
 }
 
+static void extend_last(Piece *list, size_t end) {
+  if (arrlen(list)) arrlast(list).end = end;
+}
+
 // Cuts text[a, b) at the matches of a step.
 static int split_piece(const TextStep *s, PatternScan *scan, const char *text, size_t a, size_t b,
                        Piece **out, Error *e) {
@@ -238,17 +242,17 @@ static int split_piece(const TextStep *s, PatternScan *scan, const char *text, s
     break;
   case CUT_CONTIGUOUS: // neighbours of a kind are one
     for (ptrdiff_t i = 0; i < n; i++)
-      if (i && hit[i] == hit[i - 1]) (*out)[arrlen(*out) - 1].end = part[i].end;
+      if (i && hit[i] == hit[i - 1]) extend_last(*out, part[i].end);
       else add_piece(out, part[i].start, part[i].end);
     break;
   case CUT_TO_PREVIOUS: // a match ends the piece before it, unless that is a match
     for (ptrdiff_t i = 0; i < n; i++)
-      if (i && hit[i] && !hit[i - 1]) (*out)[arrlen(*out) - 1].end = part[i].end;
+      if (i && hit[i] && !hit[i - 1]) extend_last(*out, part[i].end);
       else add_piece(out, part[i].start, part[i].end);
     break;
   case CUT_TO_NEXT: // the same from the other end
     for (ptrdiff_t i = 0; i < n; i++)
-      if (i && hit[i - 1] && !hit[i]) (*out)[arrlen(*out) - 1].end = part[i].end;
+      if (i && hit[i - 1] && !hit[i]) extend_last(*out, part[i].end);
       else add_piece(out, part[i].start, part[i].end);
     break;
   }
@@ -486,7 +490,8 @@ static int encode(const Tokenizer *t, const char *text, size_t bytes, bool speci
   }
   arrfree(stretch);
   pattern_scan_free(scan);
-  for (ptrdiff_t i = before; i < arrlen(*ids) && r == 0; i++) r = check_id(t, (*ids)[i], e);
+  const int32_t *list = *ids;
+  for (ptrdiff_t i = before; list && i < arrlen(list) && r == 0; i++) r = check_id(t, list[i], e);
   if (r < 0) arrsetlen(*ids, (size_t)before);
   return r;
 }
@@ -510,7 +515,7 @@ int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, bool sp
     arrsetlen(*ids, (size_t)before);
     return -1;
   }
-  if (front && arrlen(*ids) - before >= 2 * front &&
+  if (front && *ids && arrlen(*ids) - before >= 2 * front &&
       memcmp(*ids + before, *ids + before + front, (size_t)front * sizeof **ids) == 0) {
     size_t n = 0;
     const char *bos = vocab_text(&t->vocab, t->front[0], &n);
@@ -597,8 +602,8 @@ void detokenize(Detokenizer *d, int32_t id, char **out) {
     bool space = n - i >= 3 && memcmp(text + i, "\xe2\x96\x81", 3) == 0; // U+2581
     size = space ? 3 : 1;
     char c = space ? ' ' : text[i];
-    if (c == ' ' && !d->started && t->drop_first_space) c = 0;
-    else put_byte(d, (uint8_t)c, out);
+    bool dropped = c == ' ' && !d->started && t->drop_first_space;
+    if (!dropped) put_byte(d, (uint8_t)c, out);
     d->started = true;
   }
 }

@@ -837,6 +837,7 @@ static const char qwen2_pattern[] =
 
 // Is `name` one of the words of `list`?
 static bool listed(const char *list, const char *name, size_t n) {
+  if (!n || strchr(name, ' ')) return false;
   for (const char *p = list; (p = strstr(p, name)); p += n)
     if ((p == list || p[-1] == ' ') && (p[n] == ' ' || !p[n])) return true;
   return false;
@@ -862,7 +863,7 @@ static int gguf_cuts(Tokenizer *t, const char *pre, bool *llama3, Error *e) {
                                        "[0-9][0-9][0-9]"};
     for (int i = 0; i < 4; i++)
       if (add_split(t, cuts[i], CUT_ISOLATED, e) < 0) return -1;
-  } else return fail(e, EXIT_INPUT, "%s: tokenizer.ggml.pre %s is not supported", t->file, pre);
+  } else return fail(e, EXIT_INPUT, "%s: tokenizer.ggml.pre '%s' is not supported", t->file, pre);
   return add_step(t, &t->cuts, (TextStep){.kind = STEP_BYTES}, NULL, 0, false, NULL, e);
 }
 //< gguf_patterns

@@ -11,6 +11,7 @@ the reference's ids. And small files that are wrong in one place, each refused b
 #include <stb/stb_ds.h>
 
 #define SPACE "\xe2\x96\x81"
+#define SPACE_A "\xe2\x96\x81\x61"
 
 static Mapping text_map(const char *s) { return (Mapping){(const uint8_t *)s, s ? strlen(s) : 0}; }
 
@@ -1015,9 +1016,9 @@ static GgufWriter spm(const char *const *tokens, const float *scores, const int3
 
 static void gguf_scores(void **state) {
   (void)state;
-  static const char *const tokens[] = {"<unk>", "<s>", "</s>",    "<0xC3>", "<0xA9>", SPACE,  "a",
-                                       "b",     "ab",  SPACE "a", "</",     "s>",     "abab", "ba",
-                                       "<u>",   "s",   "<",       "/",      ">"};
+  static const char *const tokens[] = {"<unk>", "<s>", "</s>",  "<0xC3>", "<0xA9>", SPACE,  "a",
+                                       "b",     "ab",  SPACE_A, "</",     "s>",     "abab", "ba",
+                                       "<u>",   "s",   "<",     "/",      ">"};
   static const float scores[] = {0,  0,  0,  0,  0, -9, -9, -9, -2, -1,
                                  -3, -3, -5, -2, 0, -9, -9, -9, -9};
   static const int32_t types[] = {2, 3, 3, 6, 6, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 1, 1, 1, 1};
@@ -1112,7 +1113,7 @@ static void gguf_wrong_vocabularies(void **state) {
       "tokenizer.ggml.model t5 is not supported",
       "tokenizer.ggml.tokens is not a list of 1 to 2097152 texts",
       "tokenizer.ggml.merges is missing",
-      "tokenizer.ggml.pre viking is not supported",
+      "tokenizer.ggml.pre 'viking' is not supported",
       "token 3 is not UTF-8",
       "merge 1: the right of 'b' and 'c' is no token",
       "tokenizer.ggml.scores is not a list of 3 numbers",
@@ -1121,6 +1122,8 @@ static void gguf_wrong_vocabularies(void **state) {
       "tokenizer.ggml.bos_token_id is 3, the vocabulary has 3",
       "a BOS is wanted, and none is named",
       "tokenizer.ggml.tokens is not a list of 1 to 2097152 texts",
+      "tokenizer.ggml.pre '' is not supported",
+      "tokenizer.ggml.pre 'llama3 llama-v3' is not supported",
   };
   for (int i = 0; i < (int)(sizeof wanted / sizeof *wanted); i++) {
     GgufWriter w = gw_begin(3, 0);
@@ -1128,7 +1131,11 @@ static void gguf_wrong_vocabularies(void **state) {
     if (i != 0) gw_string(&w, "tokenizer.ggml.model", i == 1 ? "t5" : scored ? "llama" : "gpt2");
     if (i != 2) gw_strings(&w, "tokenizer.ggml.tokens", tokens, i == 12 ? 0 : i == 5 ? 4 : 3);
     if (i != 3 && !scored) gw_strings(&w, "tokenizer.ggml.merges", merges, i == 6 ? 2 : 1);
-    gw_string(&w, "tokenizer.ggml.pre", i == 4 ? "viking" : "gpt-2");
+    gw_string(&w, "tokenizer.ggml.pre",
+              i == 4    ? "viking"
+              : i == 13 ? ""
+              : i == 14 ? "llama3 llama-v3"
+                        : "gpt-2");
     if (i == 8) {
       w.keys.n = w.key_count = 0;
       gw_string(&w, "tokenizer.ggml.model", "llama");
