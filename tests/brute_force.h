@@ -41,7 +41,7 @@ enum {
   V_ROWS,   // the newest row of every layer's V cache, for two positions
   K_ROWS,   // the same for K, one element a head
   SCORE,    // [kv_heads][chunks]
-  PARTIAL,  // [kv_heads][chunks]
+  PARTIAL,  // [kv_heads][chunks] of attention
   FFN_ROW,  // intermediate rows that some ffn tile has taken care of
   FFN_SUM,  // [ffn_parts][hidden]
   ACTIVATION,
@@ -55,6 +55,7 @@ typedef struct Play {
   const Plan *p;
   Buffer buffer[BUFFERS];
   bool fused;
+  long in_use[2]; // chunks that have work, of each token
   long token, epoch;
   const char *wrong;
 } Play;
@@ -102,7 +103,7 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
   const long k_row = h->heads * dim, v_row = k_row + kv * dim; // first k and v row
   const long v_home = (s->token * L + l) * kv * dim; // where this layer's newest V row lies
   const long k_home = (s->token * L + l) * kv;
-  long last_chunk = s->fused ? 0 : chunks - 1;
+  const long in_use = s->in_use[s->token], last_chunk = in_use - 1;
 
   switch (t->op) {
   case OP_EMBED:
@@ -125,7 +126,7 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
       }
     break;
   case OP_SCORES:
-    if (s->fused && part != 0) break;
+    if (part >= in_use) break;
     for (long head = row0; head < row1; head++) {
       if (reading) {
         for (long r = head * group * dim; r < (head + 1) * group * dim; r++)
@@ -150,11 +151,25 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
       } else write_element(s, PARTIAL, head * chunks + part, l, i);
     }
     break;
+  case OP_ATTEND:
+    if (part >= in_use) break;
+    for (long head = row0; head < row1; head++) {
+      if (reading) {
+        for (long r = head * group * dim; r < (head + 1) * group * dim; r++)
+          read_element(s, QKV_ROWS, r, l, i);
+        for (long r = 0; r < dim; r++) read_element(s, QKV_ROWS, k_row + head * dim + r, l, i);
+        if (part == last_chunk)
+          for (long r = 0; r < dim; r++) read_element(s, V_ROWS, v_home + head * dim + r, 0, i);
+      } else {
+        if (part == last_chunk) write_element(s, K_ROWS, k_home + head, 0, i);
+        write_element(s, PARTIAL, head * chunks + part, l, i);
+      }
+    }
+    break;
   case OP_WO:
     if (reading) {
       for (long head = 0; head < kv; head++)
-        for (long c = 0; c < (s->fused ? 1 : chunks); c++)
-          read_element(s, PARTIAL, head * chunks + c, l, i);
+        for (long c = 0; c < in_use; c++) read_element(s, PARTIAL, head * chunks + c, l, i);
       for (long r = row0; r < row1; r++) read_element(s, RESIDUAL, r, 2 * l, i);
     } else
       for (long r = row0; r < row1; r++) write_element(s, RESIDUAL, r, 2 * l + 1, i);
@@ -218,7 +233,8 @@ static uint32_t play_epoch(Play *s, uint32_t w, bool reading) {
   return end + 1;
 }
 
-static const char *play(const Plan *p, bool fused) {
+// Two tokens with so many chunks in use.
+static const char *play(const Plan *p, bool fused, long first, long second) {
   const Shape *h = &p->shape;
   const long L = h->layers, kv = h->kv_heads, dim = h->head_dim;
   const long n[BUFFERS] = {
@@ -226,7 +242,7 @@ static const char *play(const Plan *p, bool fused) {
       [QKV_ROWS] = (h->heads + kv) * dim,
       [V_ROWS] = 2 * L * kv * dim,
       [K_ROWS] = 2 * L * kv,
-      [SCORE] = kv * p->chunks,
+      [SCORE] = p->one_pass ? 0 : kv * p->chunks,
       [PARTIAL] = kv * p->chunks,
       [FFN_ROW] = p->ffn_parts ? h->inter : 0,
       [FFN_SUM] = (long)p->ffn_parts * h->hidden,
@@ -241,7 +257,7 @@ static const char *play(const Plan *p, bool fused) {
       [FFN_ROW] = L,          [FFN_SUM] = L,  [ACTIVATION] = L,
       [NORMED] = 1,           [SLOT] = 1,     [LOGIT] = 1,
   };
-  Play s = {.p = p, .fused = fused};
+  Play s = {.p = p, .fused = fused, .in_use = {first, second}};
   for (int b = 0; b < BUFFERS; b++) {
     s.buffer[b] = (Buffer){calloc((size_t)n[b] + 1, sizeof(Element)), n[b], versions[b]};
     if (!s.buffer[b].e) abort();
@@ -265,7 +281,7 @@ static const char *play(const Plan *p, bool fused) {
     for (long j = 0; j < n[b]; j++) {
       long want = per_token ? 1 : 2 * versions[b];
       if (b == SCORE && fused) want = 0;
-      if (b == PARTIAL && fused && j % p->chunks) want = 0;
+      if (b == PARTIAL) want = L * ((j % p->chunks < first) + (j % p->chunks < second));
       if (s.buffer[b].e[j].writes != want) wrong(&s, "not written once a version");
     }
     free(s.buffer[b].e);
@@ -300,7 +316,9 @@ static const char *brute_force(const Plan *p) {
   if (!range(p->tile_count, 1, 1 << 22) || !range(p->wave_count, 1, p->tile_count)) return "counts";
   if (!range(p->chunks, 1, 64) || !range(p->ffn_parts, 0, h->inter)) return "counts";
   if (!range(p->slots, 1, h->vocab)) return "counts";
-  if (p->chunks == 1 ? p->fused_context != UINT32_MAX : p->fused_context + 1.0 < p->chunks)
+  if (p->chunks == 1 ? p->fused_context != UINT32_MAX
+      : p->one_pass  ? p->fused_context == 0
+                     : p->fused_context + 1.0 < p->chunks)
     return "fused_context";
 
   bool *used = calloc(p->wave_count, sizeof *used);
@@ -311,8 +329,9 @@ static const char *brute_force(const Plan *p) {
     long rows = -1, parts = 1, layers = h->layers;
     if (x->op == OP_EMBED || x->op == OP_FINAL_NORM) rows = h->hidden, layers = 1;
     if (x->op == OP_QKV) rows = (h->heads + 2L * h->kv_heads) * h->head_dim;
-    if (x->op == OP_SCORES) rows = h->kv_heads, parts = p->chunks;
-    if (x->op == OP_VALUES && p->chunks > 1) rows = h->kv_heads, parts = p->chunks;
+    if (x->op == OP_ATTEND && p->one_pass) rows = h->kv_heads, parts = p->chunks;
+    if (x->op == OP_SCORES && !p->one_pass) rows = h->kv_heads, parts = p->chunks;
+    if (x->op == OP_VALUES && !p->one_pass && p->chunks > 1) rows = h->kv_heads, parts = p->chunks;
     if (x->op == OP_WO) rows = h->hidden;
     if (x->op == OP_FFN && p->ffn_parts) rows = h->inter, parts = p->ffn_parts;
     if (x->op == OP_FFN_REDUCE && p->ffn_parts) rows = h->hidden;
@@ -335,10 +354,16 @@ static const char *brute_force(const Plan *p) {
     if (p->first[w] != before) bad = "first";
   }
   for (uint32_t w = 0; w < p->wave_count && !bad; w++)
-    if (!used[w] || p->barrier[w] > 1) bad = "barriers";
+    if (!used[w] || p->barrier[w] > 1 || (p->one_pass && p->barrier[w])) bad = "barriers";
   free(used);
-  if (!bad && p->chunks > 1) bad = play(p, false);
-  if (!bad) bad = play(p, true);
+  long chunks = p->chunks;
+  if (p->one_pass) { // a token has as many chunks in use as the one before it, or one more
+    for (long k = 1; k <= chunks && !bad; k++) bad = play(p, false, k, k);
+    for (long k = 1; k < chunks && !bad; k++) bad = play(p, false, k, k + 1);
+    return bad;
+  }
+  if (!bad && chunks > 1) bad = play(p, false, chunks, chunks);
+  if (!bad) bad = play(p, true, 1, 1);
   return bad;
 }
 //< brute_format

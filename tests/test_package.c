@@ -43,7 +43,8 @@ static void close_checkpoint(Checkpoint *c) {
   remove_tree(c->folder);
 }
 
-static void make_plan(const Shape *s, uint32_t workers, FfnKind ffn, Plan *p) {
+static void make_plan_of(const Shape *s, uint32_t workers, FfnKind ffn, AttentionKind attention,
+                         Plan *p) {
   Target t = {.name = "test machine",
               .kind = "cpu",
               .workers = workers,
@@ -58,9 +59,14 @@ static void make_plan(const Shape *s, uint32_t workers, FfnKind ffn, Plan *p) {
               .ramp_us = 1.5,
               .attention_us = 2.5,
               .ffn = ffn,
+              .attention = attention,
               .fingerprint = "0123456789abcdef"};
   Error e;
   assert_ok(plan_make(s, &t, p, &e), &e);
+}
+
+static void make_plan(const Shape *s, uint32_t workers, FfnKind ffn, Plan *p) {
+  make_plan_of(s, workers, ffn, ATTENTION_TWO_PASS, p);
 }
 
 // A package in memory; free() it.
@@ -112,9 +118,9 @@ static void same_plan(const Plan *a, const Plan *b) {
   SAME(target.workers), SAME(target.threads), SAME(target.registers), SAME(target.shared_bytes);
   SAME(target.fused_context), SAME(target.read_gbs), SAME(target.worker_gbs);
   SAME(target.kv_worker_gbs), SAME(target.barrier_us), SAME(target.ramp_us);
-  SAME(target.attention_us), SAME(target.ffn);
+  SAME(target.attention_us), SAME(target.ffn), SAME(target.attention);
   SAME(workers), SAME(wave_count), SAME(tile_count), SAME(chunks), SAME(ffn_parts), SAME(slots);
-  SAME(fused_context);
+  SAME(fused_context), SAME(one_pass);
 #undef SAME
   assert_string_equal(a->target.name, b->target.name);
   assert_string_equal(a->target.kind, b->target.kind);
@@ -194,12 +200,12 @@ static void same_model(const Model *a, const Model *b, const Plan *p) {
   assert_int_equal(a->source_hash, b->source_hash);
 }
 
-static void round_trip(const Shape *s, FfnKind ffn, uint32_t workers) {
+static void round_trip(const Shape *s, FfnKind ffn, AttentionKind attention, uint32_t workers) {
   Checkpoint c;
   Plan p;
   Error e;
   open_checkpoint(&c, s);
-  make_plan(&c.model.shape, workers, ffn, &p);
+  make_plan_of(&c.model.shape, workers, ffn, attention, &p);
   const char *path = path_in(c.folder, "a.tiles");
   assert_ok(package_write(path, &p, &c.model, &c.source, &e), &e);
 
@@ -245,13 +251,13 @@ static void every_family_comes_back(void **state) {
                                "tiny-qwen2:f32"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     Shape s = small(names[i]);
-    round_trip(&s, FFN_FUSED, 3);
-    round_trip(&s, FFN_SPLIT, 3);
+    round_trip(&s, FFN_FUSED, ATTENTION_TWO_PASS, 3);
+    round_trip(&s, FFN_SPLIT, ATTENTION_ONE_PASS, 3);
   }
   Shape s = small("tiny-llama");
   s.qkv_bias = s.o_bias = s.mlp_bias = true; // all seven biases
-  round_trip(&s, FFN_FUSED, 1);
-  round_trip(&s, FFN_FUSED, 40); // more workers than rows
+  round_trip(&s, FFN_FUSED, ATTENTION_AUTO, 1);
+  round_trip(&s, FFN_FUSED, ATTENTION_ONE_PASS, 40); // more workers than rows
 }
 
 // What a GGUF file can bring: interleaved rows of q and k, frequency divisors, stop ids.
@@ -296,19 +302,23 @@ static void a_plan_alone(void **state) {
   const char *path = path_in(folder, "plan.tiles");
   Plan p;
   Error e;
-  make_plan(shape_find("llama-3.2-1b"), 20, FFN_FUSED, &p);
-  assert_ok(package_write(path, &p, NULL, NULL, &e), &e);
-  Package *package;
-  Model m;
-  assert_ok(package_open(path, &package, &e), &e);
-  assert_false(package_has_weights(package));
-  assert_int_equal(package_source_hash(package), 0);
-  same_plan(&p, package_plan(package));
-  assert_ok(package_verify(package, &e), &e);
-  assert_int_equal(package_model(package, &m, &e), -1);
-  assert_error(&e, EXIT_INPUT, "without weights");
-  package_close(package);
-  plan_free(&p);
+  for (int kind = ATTENTION_AUTO; kind <= ATTENTION_ONE_PASS; kind++) {
+    make_plan_of(shape_find("llama-3.2-1b"), 20, FFN_FUSED, (AttentionKind)kind, &p);
+    assert_int_equal(p.chunks, 2);
+    assert_ok(package_write(path, &p, NULL, NULL, &e), &e);
+    Package *package;
+    Model m;
+    assert_ok(package_open(path, &package, &e), &e);
+    assert_false(package_has_weights(package));
+    assert_int_equal(package_source_hash(package), 0);
+    same_plan(&p, package_plan(package));
+    assert_int_equal(package_plan(package)->one_pass, kind != ATTENTION_TWO_PASS);
+    assert_ok(package_verify(package, &e), &e);
+    assert_int_equal(package_model(package, &m, &e), -1);
+    assert_error(&e, EXIT_INPUT, "without weights");
+    package_close(package);
+    plan_free(&p);
+  }
   remove_tree(folder);
 }
 
@@ -458,9 +468,9 @@ static void other_versions_and_other_files(void **state) {
   Damage d;
   Error e;
   damage_begin(&d, "tiny-llama");
-  d.work[6] = 2; // no repair: a header of another format may have its hash anywhere
+  d.work[6] = 3; // no repair: a header of another format may have its hash anywhere
   assert_int_equal(parse(d.work, d.size, &e), -1);
-  assert_error(&e, EXIT_INPUT, "package format 2, this program reads 1");
+  assert_error(&e, EXIT_INPUT, "package format 3, this program reads 2");
   memcpy(d.work, d.image, d.size);
   memcpy(d.work + 8, "0.0\0", 4);
   repair(d.work, d.size);
@@ -483,7 +493,8 @@ static void other_versions_and_other_files(void **state) {
              {"TILE", 4, "not a package"},
              {"GGUF____", 8, "not a package"},
              {"TILES\0", 6, "truncated: 6 bytes"},
-             {"TILES\0\1\0", 8, "truncated: 8 bytes, a header has 64"},
+             {"TILES\0\2\0", 8, "truncated: 8 bytes, a header has 64"},
+             {"TILES\0\1\0", 8, "package format 1"},
              {"TILES\0\7\0", 8, "package format 7"},
              {"version https://git-lfs.github.com/spec/v1\n", 43, "git lfs pull"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -543,10 +554,16 @@ static void claims_are_checked(void **state) {
   REFUSED(EXIT_PLAN, "rule \"bounds\"", set_number(d.work + tiles, OP_COUNT, 2));
   REFUSED(EXIT_PLAN, "rule \"grid\"", set_number(d.work + tiles + 8, 7, 4));
   REFUSED(EXIT_PLAN, "rule \"barriers\"", set_number(d.work + tiles - 4, 1, 4));
-  size_t counts = tiles - 4 * (size_t)d.p.wave_count - 7 * 4;
+  size_t counts = tiles - 4 * (size_t)d.p.wave_count - 8 * 4;
   REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 4, UINT32_MAX, 4));
   REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 8, UINT32_MAX, 4));
-  REFUSED(EXIT_PLAN, "rule \"sizes\"", set_number(d.work + counts, 3, 4)); // workers
+  REFUSED(EXIT_PLAN, "rule \"sizes\"", set_number(d.work + counts, 3, 4));              // workers
+  REFUSED(EXIT_PLAN, "rule \"one attention\"", set_number(d.work + counts + 28, 1, 4)); // one pass
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 28, 2, 4));
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 28, 1 << 8, 4));
+  size_t attention = counts - 2 - strlen(d.p.target.fingerprint) - 4;
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + attention, ATTENTION_ONE_PASS + 1, 4));
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + attention - 4, FFN_SPLIT + 1, 4));
   REFUSED(EXIT_INPUT, "section plan",
           set_number(section(d.work, 1, &bytes), 48, 2)); // a name without an end
   REFUSED(EXIT_INPUT, "section plan", section(d.work, 1, &bytes)[2] = '\n'); // that breaks a line

@@ -17,8 +17,9 @@ static void plan_for(const char *shape, const char *target, Plan *p) {
   assert_ok(plan_make(s, &t, p, &e), &e);
 }
 
-static Target machine(const char *kind, uint32_t workers) {
+static Target machine(const char *kind, uint32_t workers, AttentionKind attention) {
   Target t = {.name = "test", .workers = workers, .threads = 1, .fused_context = 100};
+  t.attention = attention;
   snprintf(t.kind, sizeof t.kind, "%s", kind);
   return t;
 }
@@ -110,6 +111,7 @@ static void tsv_and_explanation(void **state) {
                                "opcodes\t9\n",
                                "chunks\t2\n",
                                "fused_context\t384\n",
+                               "attention\ttwo-pass\n",
                                "ffn\tfused\n",
                                "context\t4096\n",
                                "weight_bytes\t2471628800\n",
@@ -124,9 +126,16 @@ static void tsv_and_explanation(void **state) {
   f = open_memstream(&text, &bytes);
   plan_explain(&p, 1, f);
   fclose(f);
-  const char *const words[] = {
-      "1,852 tiles in 99 waves", "2,471,628,800", "153 or 154",    "409 or 410", "no barrier",
-      "8 K/V heads x 2 = 16",    "FFN: fused",    "floor 11.61 ms"};
+  const char *const words[] = {"1,852 tiles in 99 waves",
+                               "2,471,628,800",
+                               "153 or 154",
+                               "409 or 410",
+                               "no barrier",
+                               "8 K/V heads x 2 = 16",
+                               "two passes",
+                               "up to 384 positions 8 tiles",
+                               "FFN: fused",
+                               "floor 11.61 ms"};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++)
     if (!strstr(text, words[i])) fail_msg("no %s in %s", words[i], text);
   uint32_t rows = 0;
@@ -140,8 +149,30 @@ static void tsv_and_explanation(void **state) {
   free(text);
   plan_free(&p);
 
+  // The same model where attention is one pass. 1,500 positions are four chunks of 384, begun.
+  plan_for("llama-3.2-1b", "h200", &p);
+  f = open_memstream(&text, &bytes);
+  plan_print_tsv(&p, 1500, f);
+  plan_explain(&p, 1500, f);
+  fclose(f);
+  const char *const one[] = {"attention\tone-pass\n",
+                             "tiles\t10892\n",
+                             "waves\t83\n",
+                             "opcodes\t8\n",
+                             "chunks\t16\n",
+                             "fused_context\t384\n",
+                             "10,892 tiles in 83 waves",
+                             "  attend         128",
+                             "one pass, a chunk for every 384 positions: 4 in use",
+                             "83 barriers"};
+  for (size_t i = 0; i < sizeof one / sizeof *one; i++)
+    if (!strstr(text, one[i])) fail_msg("no %s in %s", one[i], text);
+  assert_null(strstr(text, "scores"));
+  free(text);
+  plan_free(&p);
+
   // A target that knows nothing: no floor is invented.
-  Target t = machine("cpu", 2);
+  Target t = machine("cpu", 2, ATTENTION_AUTO);
   Error e;
   assert_ok(plan_make(shape_find("tiny-llama"), &t, &p, &e), &e);
   f = open_memstream(&text, &bytes);
@@ -160,6 +191,8 @@ static void tsv_and_explanation(void **state) {
 
 Within a wave nobody has more than one row more than another. Over all layers nobody has either. :*/
 //> balance
+static bool attends(int op) { return op == OP_SCORES || op == OP_VALUES || op == OP_ATTEND; }
+
 static void check_balance(const Plan *p) {
   uint64_t *rows = calloc((size_t)p->workers * OP_COUNT, sizeof *rows);
   uint64_t *bytes = calloc(p->workers, sizeof *bytes);
@@ -170,7 +203,7 @@ static void check_balance(const Plan *p) {
     bytes[t->worker] += tile_bytes(p, t, 0);
   }
   for (int op = 0; op < OP_COUNT; op++) {
-    if (op == OP_SCORES || op == OP_VALUES) continue;
+    if (attends(op)) continue;
     uint64_t least = UINT64_MAX, most = 0;
     for (uint32_t w = 0; w < p->workers; w++) {
       uint64_t n = rows[(uint32_t)op * p->workers + w];
@@ -207,12 +240,22 @@ static void check_waves(const Plan *p) {
     }
     assert_int_equal(op[t->wave], t->op);
     assert_int_equal(layer[t->wave], t->layer);
-    bool attention = t->op == OP_SCORES || t->op == OP_VALUES;
     if (i && t[-1].worker == t->worker && t[-1].wave == t->wave)
-      assert_true(attention && (uint32_t)p->shape.kv_heads * p->chunks > p->workers);
+      assert_true(attends(t->op) && (uint32_t)p->shape.kv_heads * p->chunks > p->workers);
   }
-  uint32_t per_layer = p->chunks > 1 ? 6 : 5;
+  uint32_t per_layer = p->chunks > 1 && !p->one_pass ? 6 : 5;
   assert_int_equal(p->wave_count, 3 + per_layer * (uint32_t)p->shape.layers);
+  // The order of a layer's waves, and nothing but the kind of attention that was asked for.
+  const int one[] = {OP_QKV, OP_ATTEND, OP_WO};
+  const int fused[] = {OP_QKV, OP_SCORES, OP_WO}, split[] = {OP_QKV, OP_SCORES, OP_VALUES, OP_WO};
+  const int *order = p->one_pass ? one : p->chunks == 1 ? fused : split;
+  for (uint32_t l = 0, w = 1; l < (uint32_t)p->shape.layers; l++, w += 2)
+    for (uint32_t k = 0; k < per_layer - 2; k++, w++) {
+      assert_int_equal(op[w], order[k]);
+      assert_int_equal(layer[w], l);
+      if (attends(order[k])) assert_int_equal(tiles[w], (uint32_t)p->shape.kv_heads * p->chunks);
+      assert_int_equal(p->barrier[w], op[w] == OP_SCORES && p->chunks > 1);
+    }
   free(op);
   free(layer);
   free(tiles);
@@ -251,8 +294,9 @@ static void check_bytes(const Plan *p) {
   }
 }
 
-static void check_plan(const Shape *s, uint32_t workers, const char *kind, FfnKind ffn) {
-  Target t = machine(kind, workers);
+static void check_one(const Shape *s, uint32_t workers, const char *kind, FfnKind ffn,
+                      AttentionKind attention) {
+  Target t = machine(kind, workers, attention);
   t.ffn = ffn;
   Plan p;
   Error e;
@@ -261,11 +305,18 @@ static void check_plan(const Shape *s, uint32_t workers, const char *kind, FfnKi
   assert_null(p.shape.rope.factors);
   bool fused = ffn == FFN_FUSED || (ffn == FFN_AUTO && strcmp(kind, "cuda") == 0);
   assert_int_equal(p.ffn_parts > 0, fused);
-  assert_true(p.chunks == 1 ? p.fused_context == UINT32_MAX : p.fused_context >= p.chunks - 1);
+  assert_int_equal(p.one_pass, attention != ATTENTION_TWO_PASS);
+  if (p.chunks == 1) assert_int_equal(p.fused_context, UINT32_MAX);
+  else assert_int_equal(p.fused_context, 100); // as the target says
   check_balance(&p);
   check_waves(&p);
   check_bytes(&p);
   plan_free(&p);
+}
+
+static void check_plan(const Shape *s, uint32_t workers, const char *kind, FfnKind ffn) {
+  check_one(s, workers, kind, ffn, ATTENTION_TWO_PASS);
+  check_one(s, workers, kind, ffn, ATTENTION_ONE_PASS);
 }
 //< balance
 
@@ -302,6 +353,8 @@ static void odd_shapes(void **state) {
   odd[4].vocab = 2, odd[4].hidden = 1, odd[4].inter = 1, odd[4].heads = odd[4].kv_heads = 1;
   odd[4].head_dim = 2, odd[4].layers = 1; // fewer rows than workers, everywhere
   odd[5].heads = 14, odd[5].kv_heads = 2, odd[5].dtype = DT_F16;
+  check_one(&base, 20, "cuda", FFN_AUTO, ATTENTION_AUTO);
+  check_one(&base, 2, "cpu", FFN_AUTO, ATTENTION_AUTO);
   for (int i = 0; i < 6; i++)
     for (int m = 0; m < MACHINES; m++) {
       check_plan(&odd[i], machines[m], "cuda", FFN_AUTO);
@@ -316,6 +369,16 @@ static void another_target(void **state) {
   assert_int_equal(p.workers, 132);
   assert_int_equal(p.chunks, 16);
   assert_int_equal(p.ffn_parts, 0); // the target asks for it
+  assert_true(p.one_pass);          // for this too
+  assert_int_equal(p.fused_context, 384);
+  assert_int_equal(p.wave_count, 1 + 16 * 5 + 2);
+  tile_rows_are(&p, OP_ATTEND, 1, 1, 16 * 8 * 16);
+  tile_rows_are(&p, OP_SCORES, UINT32_MAX, 0, 0);
+  tile_rows_are(&p, OP_VALUES, UINT32_MAX, 0, 0);
+  PlanCost c;
+  plan_cost(&p, 1, &c, NULL);
+  assert_int_equal(c.opcodes, 8);
+  assert_true(c.predicted_ms > c.floor_ms && c.predicted_ms < 2 * c.floor_ms);
   plan_free(&p);
 }
 
@@ -334,7 +397,9 @@ static void chunks_and_heads(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     Shape s = *shape_find("tiny-llama");
     s.heads = s.kv_heads = cases[i].kv_heads;
-    Target t = machine("cpu", cases[i].workers);
+    const Op op =
+        i % 2 ? OP_SCORES : OP_ATTEND; // the count does not depend on the kind of attention
+    Target t = machine("cpu", cases[i].workers, i % 2 ? ATTENTION_TWO_PASS : ATTENTION_ONE_PASS);
     Plan p;
     Error e;
     assert_ok(plan_make(&s, &t, &p, &e), &e);
@@ -344,7 +409,7 @@ static void chunks_and_heads(void **state) {
     // Nobody serves two (head, chunk) pairs more than another, and chunk 0 is spread as well as it can be.
     uint32_t n[132] = {0}, zero[132] = {0};
     for (uint32_t k = 0; k < p.tile_count; k++)
-      if (p.tile[k].op == OP_SCORES && p.tile[k].layer == 0) {
+      if (p.tile[k].op == op && p.tile[k].layer == 0) {
         n[p.tile[k].worker]++;
         zero[p.tile[k].worker] += p.tile[k].part == 0;
       }
@@ -361,7 +426,7 @@ static void chunks_and_heads(void **state) {
 static void no_chunk_is_empty(void **state) {
   (void)state;
   Shape s = *shape_find("llama-3.2-1b");
-  Target t = machine("cuda", 132);
+  Target t = machine("cuda", 132, ATTENTION_TWO_PASS);
   t.fused_context = 0;
   Plan p;
   Error e;
@@ -372,6 +437,42 @@ static void no_chunk_is_empty(void **state) {
       assert_true(tile_bytes(&p, &p.tile[i], 16) > 0);
   plan_free(&p);
 }
+
+// One pass: ceil(n / fused_context) chunks have work, no more than there are, and each has a position.
+static void chunks_in_use(void **state) {
+  (void)state;
+  Shape s = *shape_find("llama-3.2-1b");
+  s.layers = 1;
+  const struct {
+    uint32_t workers, says, positions; // what the target says, and what the plan does
+  } cases[] = {{132, 0, 1024},    {132, 1, 1}, {132, 7, 7},        {20, 384, 384},
+               {20, 0, 1024},     {78, 3, 3},  {3, 5, UINT32_MAX}, {132, UINT32_MAX, UINT32_MAX},
+               {1, 0, UINT32_MAX}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Target t = machine("cuda", cases[i].workers, ATTENTION_ONE_PASS);
+    t.fused_context = cases[i].says;
+    Plan p;
+    Error e;
+    assert_ok(plan_make(&s, &t, &p, &e), &e);
+    assert_int_equal(p.fused_context, cases[i].positions);
+    for (uint32_t n = 1; n < 40000; n += n < 200 ? 1 : n % 1024 < 2 ? 1 : 511) {
+      uint32_t in_use = 0; // by counting, not by dividing
+      for (uint64_t covered = 0; covered < n && in_use < p.chunks; covered += p.fused_context)
+        in_use++;
+      uint64_t least = UINT64_MAX, most = 0, row = 2 * 64 * 2; // K and V, a head, two bytes
+      for (uint32_t k = 0; k < p.tile_count; k++) {
+        if (p.tile[k].op != OP_ATTEND) continue;
+        uint64_t bytes = tile_bytes(&p, &p.tile[k], n);
+        assert_int_equal(bytes > 0, p.tile[k].part < in_use);
+        if (!bytes) continue;
+        if (bytes < least) least = bytes;
+        if (bytes > most) most = bytes;
+      }
+      assert_true(most - least <= row && least % row == 0);
+    }
+    plan_free(&p);
+  }
+}
 //< every_shape
 
 /*: ## Costs :*/
@@ -379,7 +480,7 @@ static void no_chunk_is_empty(void **state) {
 static void unknown_numbers_cost_nothing(void **state) {
   (void)state;
   Shape s = *shape_find("llama-3.2-1b");
-  Target t = machine("cuda", 20);
+  Target t = machine("cuda", 20, ATTENTION_TWO_PASS);
   Plan p;
   Error e;
   PlanCost c;
@@ -411,8 +512,68 @@ static void unknown_numbers_cost_nothing(void **state) {
   plan_cost(&p, 1, &c, NULL);
   assert_true(c.predicted_ms - before > c.floor_ms * 0.999);
   plan_free(&p);
+
+  // One pass: a barrier a layer fewer than in the split form, and as many as in the fused form.
+  t = machine("cuda", 20, ATTENTION_ONE_PASS);
+  t.barrier_us = 10;
+  t.attention_us = 100;
+  assert_ok(plan_make(&s, &t, &p, &e), &e);
+  for (uint32_t n = 1; n <= 4096; n *= 4096) {
+    plan_cost(&p, n, &c, NULL);
+    assert_true(fabs(c.predicted_ms - 0.83 - 1.6) < 1e-9);
+  }
+  p.target.read_gbs = p.target.kv_worker_gbs = 1; // 101 positions: 51 of them in the larger chunk
+  WaveCost *wave = calloc(p.wave_count, sizeof *wave);
+  if (!wave) give_up("calloc");
+  plan_cost(&p, 101, &c, wave);
+  assert_int_equal(wave[2].op, OP_ATTEND);
+  assert_int_equal(wave[2].worker_bytes, 51 * 2 * 64 * 2);
+  assert_true(fabs(wave[2].us - 110 - 16 * 51 * 2 * 64 * 2 / 1e3) < 1e-9);
+  free(wave);
+  plan_free(&p);
 }
 //< costs
+
+/*: ## What a target's file says :*/
+//> target_words
+static void attention_of_a_target(void **state) {
+  (void)state;
+  const char *const words[] = {"auto", "two-pass", "one-pass"};
+  char *folder = temp_folder();
+  const char *path = path_in(folder, "t.tsv");
+  Target t, back;
+  Error e;
+  for (int i = 0; i < 3; i++) {
+    char text[200];
+    snprintf(text, sizeof text, "kind\tcpu\nworkers\t3\nffn\tsplit\nattention\t%s\n", words[i]);
+    write_text(path, text);
+    assert_ok(target_read(path, &t, &e), &e);
+    assert_int_equal(t.attention, ATTENTION_AUTO + i);
+    assert_int_equal(t.ffn, FFN_SPLIT);
+    FILE *f = fopen(path, "w");
+    if (!f) give_up(path);
+    assert_int_equal(target_write(&t, f), 0);
+    fclose(f);
+    assert_ok(target_read(path, &back, &e), &e);
+    assert_int_equal(back.attention, t.attention);
+    assert_int_equal(back.ffn, t.ffn);
+  }
+  const char *const bad[] = {"attention\tfused\n", "attention\t2\n", "attention\tone-pass two\n",
+                             "attention\t\n", "attention\tauto\nattention\tauto\n"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    char text[200];
+    snprintf(text, sizeof text, "kind\tcpu\nworkers\t3\n%s", bad[i]);
+    write_text(path, text);
+    assert_int_equal(target_read(path, &t, &e), -1);
+    assert_int_equal(e.code, EXIT_INPUT);
+  }
+  assert_ok(target_read("rtx-3050", &t, &e), &e);
+  assert_int_equal(t.attention, ATTENTION_TWO_PASS);
+  assert_ok(target_read("h200", &t, &e), &e);
+  assert_int_equal(t.attention, ATTENTION_ONE_PASS);
+  remove_tree(folder);
+}
+//< target_words
 
 /*: ## Refused :*/
 //> plan_refused
@@ -426,18 +587,18 @@ static void refused_by_name(void **state) {
     const char *says;
   } bad[] = {{0, "workers is 0"}, {65537, "workers is 65537"}, {UINT32_MAX, "workers is"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    Target t = machine("cuda", bad[i].workers);
+    Target t = machine("cuda", bad[i].workers, ATTENTION_AUTO);
     assert_int_equal(plan_make(&s, &t, &p, &e), -1);
     assert_error(&e, EXIT_PLAN, "rule \"sizes\"");
     assert_error(&e, EXIT_PLAN, bad[i].says);
   }
-  Target t = machine("cuda", 65536);
+  Target t = machine("cuda", 65536, ATTENTION_AUTO);
   Shape wide = s;
   wide.layers = 4096;
   wide.hidden = wide.inter = 1 << 20;
   assert_int_equal(plan_make(&wide, &t, &p, &e), -1);
   assert_error(&e, EXIT_PLAN, "tiles; at most");
-  t = machine("cuda", 20);
+  t = machine("cuda", 20, ATTENTION_AUTO);
   const size_t fields[] = {offsetof(Shape, vocab),    offsetof(Shape, hidden),
                            offsetof(Shape, inter),    offsetof(Shape, layers),
                            offsetof(Shape, heads),    offsetof(Shape, kv_heads),
@@ -456,6 +617,9 @@ static void refused_by_name(void **state) {
 static void names_of_opcodes(void **state) {
   (void)state;
   assert_string_equal(op_name(OP_EMBED), "embed");
+  assert_string_equal(op_name(OP_VALUES), "values");
+  assert_string_equal(op_name(OP_ATTEND), "attend");
+  assert_string_equal(op_name(OP_WO), "wo");
   assert_string_equal(op_name(OP_FFN_REDUCE), "ffn_reduce");
   assert_string_equal(op_name(OP_LM_HEAD), "lm_head");
   assert_string_equal(op_name(OP_COUNT), "?");
@@ -465,11 +629,12 @@ static void names_of_opcodes(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(llama_on_an_rtx_3050), cmocka_unit_test(tsv_and_explanation),
-      cmocka_unit_test(known_shapes),         cmocka_unit_test(odd_shapes),
-      cmocka_unit_test(another_target),       cmocka_unit_test(chunks_and_heads),
-      cmocka_unit_test(no_chunk_is_empty),    cmocka_unit_test(unknown_numbers_cost_nothing),
-      cmocka_unit_test(refused_by_name),      cmocka_unit_test(names_of_opcodes),
+      cmocka_unit_test(llama_on_an_rtx_3050),  cmocka_unit_test(tsv_and_explanation),
+      cmocka_unit_test(known_shapes),          cmocka_unit_test(odd_shapes),
+      cmocka_unit_test(another_target),        cmocka_unit_test(chunks_and_heads),
+      cmocka_unit_test(no_chunk_is_empty),     cmocka_unit_test(chunks_in_use),
+      cmocka_unit_test(attention_of_a_target), cmocka_unit_test(unknown_numbers_cost_nothing),
+      cmocka_unit_test(refused_by_name),       cmocka_unit_test(names_of_opcodes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

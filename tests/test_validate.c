@@ -30,14 +30,15 @@ static Shape tiny(int32_t hidden, int32_t heads, int32_t kv_heads, int32_t inter
                  .tied = true};
 }
 
-static Target machine(uint32_t workers, FfnKind ffn) {
+static Target machine(uint32_t workers, FfnKind ffn, AttentionKind attention) {
   return (Target){.name = "test",
                   .kind = "cpu",
                   .workers = workers,
                   .threads = 1,
                   .fused_context = 8,
                   .read_gbs = 40,
-                  .ffn = ffn};
+                  .ffn = ffn,
+                  .attention = attention};
 }
 
 static void must_plan(const Shape *s, const Target *t, Plan *p) {
@@ -146,7 +147,8 @@ static void merge_tiles(Plan *p, Rng *r) {
   for (uint32_t b = 0; b < p->tile_count; b++) {
     Tile *s = &p->tile[a], *t = &p->tile[b];
     if (s->op != t->op || s->layer != t->layer || s->row1 != t->row0) continue;
-    if ((s->op == OP_SCORES || s->op == OP_VALUES) && s->part != t->part) continue;
+    bool attention = s->op == OP_SCORES || s->op == OP_VALUES || s->op == OP_ATTEND;
+    if (attention && s->part != t->part) continue;
     s->row1 = t->row1;
     // A numbered part vanishes with its tile: the highest number must, for the others to stay dense.
     if (s->op == OP_LM_HEAD && below(r, 2)) {
@@ -161,7 +163,7 @@ static void merge_tiles(Plan *p, Rng *r) {
 }
 
 static void mutate_header(Plan *p, Rng *r) {
-  switch (below(r, 9)) {
+  switch (below(r, 10)) {
   case 0: p->workers = nearby(r, p->workers); break;
   case 1: p->wave_count += below(r, 3) - 1; break;
   case 2: p->tile_count += below(r, 3) - 1; break;
@@ -170,6 +172,7 @@ static void mutate_header(Plan *p, Rng *r) {
   case 5: p->slots = nearby(r, p->slots); break;
   case 6: p->fused_context = nearby(r, p->fused_context); break;
   case 7: p->target.workers = nearby(r, p->target.workers); break;
+  case 8: p->one_pass = !p->one_pass; break;
   default: p->first[below(r, p->workers + 1)] += below(r, 3) - 1;
   }
   if (p->workers > 64) p->workers = 0; // beyond the room of first[]
@@ -240,9 +243,9 @@ static void index_again(Plan *p) {
 
 /*: ## Agreement :*/
 //> agreement
-static const char *const rules[] = {
-    "sizes",        "grid",      "order",        "bounds",       "barriers",
-    "one FFN form", "one chunk", "written once", "no overwrite", "read after write"};
+static const char *const rules[] = {"sizes",        "grid",         "order",           "bounds",
+                                    "barriers",     "one FFN form", "one attention",   "one chunk",
+                                    "written once", "no overwrite", "read after write"};
 enum { RULES = sizeof rules / sizeof *rules };
 
 static void count_rule(const char *text, unsigned *refused) {
@@ -261,7 +264,7 @@ static bool same_plan(const Plan *p, const Plan *q) {
   return p->workers == q->workers && p->target.workers == q->target.workers &&
          p->wave_count == q->wave_count && p->tile_count == q->tile_count &&
          p->chunks == q->chunks && p->ffn_parts == q->ffn_parts && p->slots == q->slots &&
-         p->fused_context == q->fused_context &&
+         p->fused_context == q->fused_context && p->one_pass == q->one_pass &&
          memcmp(p->barrier, q->barrier, q->wave_count * sizeof *q->barrier) == 0 &&
          memcmp(p->first, q->first, (q->workers + 1) * sizeof *q->first) == 0 &&
          memcmp(p->tile, q->tile, q->tile_count * sizeof *q->tile) == 0;
@@ -273,20 +276,34 @@ static void agree_on_mutants(void **state) {
     Shape s;
     uint32_t workers;
     FfnKind ffn;
+    AttentionKind attention;
   } bases[] = {
-      {tiny(6, 2, 1, 5, 2, 7), 3, FFN_FUSED}, {tiny(6, 2, 1, 5, 2, 7), 3, FFN_SPLIT},
-      {tiny(4, 2, 2, 3, 1, 5), 4, FFN_FUSED}, {tiny(4, 2, 2, 3, 2, 5), 1, FFN_SPLIT},
-      {tiny(5, 3, 3, 7, 1, 9), 2, FFN_FUSED}, {tiny(5, 3, 3, 4, 2, 4), 2, FFN_SPLIT},
-      {tiny(4, 2, 1, 6, 3, 3), 1, FFN_FUSED}, {tiny(8, 4, 2, 8, 1, 11), 5, FFN_SPLIT},
-      {tiny(3, 1, 1, 3, 2, 2), 4, FFN_FUSED}, {tiny(6, 4, 4, 5, 2, 6), 2, FFN_FUSED},
+      {tiny(6, 2, 1, 5, 2, 7), 3, FFN_FUSED, ATTENTION_TWO_PASS},
+      {tiny(6, 2, 1, 5, 2, 7), 3, FFN_SPLIT, ATTENTION_TWO_PASS},
+      {tiny(4, 2, 2, 3, 1, 5), 4, FFN_FUSED, ATTENTION_TWO_PASS},
+      {tiny(4, 2, 2, 3, 2, 5), 1, FFN_SPLIT, ATTENTION_TWO_PASS},
+      {tiny(5, 3, 3, 7, 1, 9), 2, FFN_FUSED, ATTENTION_TWO_PASS},
+      {tiny(5, 3, 3, 4, 2, 4), 2, FFN_SPLIT, ATTENTION_TWO_PASS},
+      {tiny(4, 2, 1, 6, 3, 3), 1, FFN_FUSED, ATTENTION_TWO_PASS},
+      {tiny(8, 4, 2, 8, 1, 11), 5, FFN_SPLIT, ATTENTION_TWO_PASS},
+      {tiny(3, 1, 1, 3, 2, 2), 4, FFN_FUSED, ATTENTION_TWO_PASS},
+      {tiny(6, 4, 4, 5, 2, 6), 2, FFN_FUSED, ATTENTION_TWO_PASS},
+      {tiny(6, 2, 1, 5, 2, 7), 3, FFN_FUSED, ATTENTION_ONE_PASS},
+      {tiny(4, 2, 2, 3, 2, 5), 4, FFN_SPLIT, ATTENTION_ONE_PASS},
+      {tiny(5, 3, 3, 4, 2, 4), 2, FFN_FUSED, ATTENTION_ONE_PASS},
+      {tiny(4, 2, 1, 6, 2, 3), 1, FFN_SPLIT, ATTENTION_ONE_PASS},
+      {tiny(8, 4, 2, 8, 1, 11), 7, FFN_FUSED, ATTENTION_ONE_PASS},
+      {tiny(3, 1, 1, 3, 3, 2), 4, FFN_SPLIT, ATTENTION_ONE_PASS},
+      {tiny(6, 4, 4, 5, 2, 6), 2, FFN_FUSED, ATTENTION_ONE_PASS},
   };
-  enum { BASES = sizeof bases / sizeof *bases, EACH = 100000 / BASES };
+  enum { BASES = sizeof bases / sizeof *bases, EACH = (100000 + BASES - 1) / BASES };
   unsigned valid = 0, refused[RULES] = {0};
   Rng r = 20261129;
   for (int b = 0; b < BASES; b++) {
-    Target t = machine(bases[b].workers, bases[b].ffn);
+    Target t = machine(bases[b].workers, bases[b].ffn, bases[b].attention);
     Plan base;
     must_plan(&bases[b].s, &t, &base);
+    assert_int_equal(base.one_pass, bases[b].attention == ATTENTION_ONE_PASS);
     assert_null(brute_force(&base));
     for (int n = 0; n < EACH; n++) {
       Plan p = plan_copy(&base);
@@ -327,16 +344,20 @@ static void agree_on_mutants(void **state) {
 
 /*: ## Rule by rule :*/
 //> rule_by_rule
-// A plan with two chunks and both attention forms: 2 K/V heads on 4 workers.
-static void base_plan(Plan *p, FfnKind ffn) {
+// A plan with two chunks: 2 K/V heads on 4 workers.
+static void base_of(Plan *p, FfnKind ffn, AttentionKind attention) {
   Shape s = tiny(8, 4, 2, 8, 2, 9);
-  Target t = machine(4, ffn);
+  Target t = machine(4, ffn, attention);
   Plan q;
   must_plan(&s, &t, &q);
   assert_int_equal(q.chunks, 2);
   *p = plan_copy(&q);
   plan_free(&q);
 }
+
+// Two passes, with both attention forms.
+static void base_plan(Plan *p, FfnKind ffn) { base_of(p, ffn, ATTENTION_TWO_PASS); }
+static void base_one_pass(Plan *p, FfnKind ffn) { base_of(p, ffn, ATTENTION_ONE_PASS); }
 
 static Tile *nth(Plan *p, Op op, uint32_t layer, uint32_t n) {
   for (uint32_t i = 0; i < p->tile_count; i++)
@@ -427,7 +448,17 @@ static void sizes(void **state) {
   REFUSED(p.target.read_gbs = -1);
   REFUSED(p.target.barrier_us = (double)NAN);
   REFUSED(p.target.ramp_us = (double)INFINITY);
+  plan_free(&good);
+  base_one_pass(&p, FFN_FUSED);
+  good = p;
+  REFUSED(p.fused_context = 0); // positions a chunk
 #undef REFUSED
+  for (uint32_t positions = 1; positions; positions *= 2) {
+    p = good;
+    p.fused_context = positions; // where a chunk ends is no matter of validity
+    assert_ok(plan_validate(&p, &e), &e);
+    assert_null(brute_force(&p));
+  }
   plan_free(&good);
 }
 
@@ -511,6 +542,12 @@ static void bounds(void **state) {
     nth(&p, split[k], 0, 0)->part = 1;
     refused_by(&p, "bounds");
   }
+  const uint32_t attend[][2] = {{1, 2}, {5, 3}, {6, 2}};
+  for (int k = 0; k < 3; k++) {
+    base_one_pass(&p, FFN_FUSED);
+    set_field(nth(&p, OP_ATTEND, 0, 1), attend[k][0], attend[k][1]);
+    refused_by(&p, "bounds");
+  }
   base_plan(&p, FFN_FUSED);
   nth(&p, OP_WO, 0, 0)->row1 = nth(&p, OP_WO, 0, 0)->row0; // empty
   refused_by(&p, "bounds");
@@ -544,6 +581,16 @@ static void barriers(void **state) {
     plan_free(&p);
   }
   assert_int_equal(valid, 2); // the two scores barriers
+  // In one pass not one barrier may be skipped.
+  base_one_pass(&p, FFN_FUSED);
+  waves = p.wave_count;
+  plan_free(&p);
+  for (uint32_t w = 0; w < waves; w++) {
+    base_one_pass(&p, FFN_FUSED);
+    p.barrier[w] = BARRIER_IF_SPLIT;
+    assert_non_null(brute_force(&p));
+    refused_by(&p, "barriers");
+  }
 }
 
 static void forms(void **state) {
@@ -569,32 +616,65 @@ static void forms(void **state) {
   p.chunks = 1;
   p.fused_context = UINT32_MAX;
   refused_by(&p, "one chunk"); // so do the values tiles
+  base_one_pass(&p, FFN_SPLIT);
+  p.chunks = 1;
+  refused_by(&p, "one chunk"); // fused_context again
+
+  // One kind of attention: a tile of the other kind is refused, and so is a word that all tiles belie.
+  const Op foreign[] = {OP_SCORES, OP_VALUES};
+  for (int k = 0; k < 2; k++) {
+    base_one_pass(&p, FFN_FUSED);
+    nth(&p, OP_ATTEND, 1, 2)->op = (uint16_t)foreign[k];
+    refused_by(&p, "one attention");
+    base_plan(&p, FFN_FUSED);
+    nth(&p, foreign[k], 1, 2)->op = OP_ATTEND;
+    refused_by(&p, "one attention");
+  }
+  base_one_pass(&p, FFN_FUSED);
+  p.one_pass = false;
+  refused_by(&p, "one attention");
+  base_plan(&p, FFN_FUSED);
+  for (uint32_t w = 0; w < p.wave_count; w++) p.barrier[w] = BARRIER_ALWAYS;
+  p.one_pass = true;
+  refused_by(&p, "one attention");
+}
+
+static bool has_op(FfnKind ffn, AttentionKind attention, int op) {
+  if (op == OP_SCORES || op == OP_VALUES) return attention == ATTENTION_TWO_PASS;
+  if (op == OP_ATTEND) return attention == ATTENTION_ONE_PASS;
+  if (op == OP_FFN || op == OP_FFN_REDUCE) return ffn == FFN_FUSED;
+  return ffn == FFN_SPLIT || (op != OP_GATE_UP && op != OP_DOWN);
 }
 
 static void written_once(void **state) {
   (void)state;
   Plan p;
   Error e;
-  for (int form = FFN_FUSED; form <= FFN_SPLIT; form++)
+  for (int form = 0; form < 4; form++)
     for (int op = 0; op < OP_COUNT; op++) {
-      if (form == FFN_FUSED ? op == OP_GATE_UP || op == OP_DOWN
-                            : op == OP_FFN || op == OP_FFN_REDUCE)
-        continue;
+      FfnKind ffn = form % 2 ? FFN_FUSED : FFN_SPLIT;
+      AttentionKind attention = form / 2 ? ATTENTION_ONE_PASS : ATTENTION_TWO_PASS;
+      if (!has_op(ffn, attention, op)) continue;
       // A tile is missing, at either end and in the middle; a tile is there twice.
       for (uint32_t n = 0; n < 4; n++) {
-        base_plan(&p, (FfnKind)form);
+        base_of(&p, ffn, attention);
         remove_tile(&p, (uint32_t)(nth(&p, (Op)op, 0, n) - p.tile));
         refused_by(&p, "written once");
-        base_plan(&p, (FfnKind)form);
+        base_of(&p, ffn, attention);
         Tile *t = nth(&p, (Op)op, 0, n);
         insert_tile(&p, (uint32_t)(t - p.tile), *t);
         refused_by(&p, "written once");
       }
     }
+  // Every attend tile of a head writes a partial of its own: a chunk twice is another one not at all.
+  base_one_pass(&p, FFN_FUSED);
+  for (uint32_t i = 0; i < p.tile_count; i++)
+    if (p.tile[i].op == OP_ATTEND && p.tile[i].row0 == 1) p.tile[i].part = 0;
+  refused_by(&p, "written once");
   // All tiles of one opcode in one layer are gone, and their wave with them.
   for (int op = 0; op < OP_COUNT; op++) {
     if (op == OP_GATE_UP || op == OP_DOWN) continue;
-    base_plan(&p, FFN_FUSED);
+    base_of(&p, FFN_FUSED, op == OP_ATTEND ? ATTENTION_ONE_PASS : ATTENTION_TWO_PASS);
     uint32_t wave = nth(&p, (Op)op, 0, 0)->wave;
     for (uint32_t i = 0; i < p.tile_count;) {
       if (p.tile[i].wave == wave) remove_tile(&p, i);
@@ -622,12 +702,14 @@ static void in_time(void **state) {
   (void)state;
   Plan p;
   // Each wave joined with the next one. Where the first is scores, only the split form suffers.
-  for (int form = FFN_FUSED; form <= FFN_SPLIT; form++) {
-    base_plan(&p, (FfnKind)form);
+  for (int form = 0; form < 4; form++) {
+    FfnKind ffn = form % 2 ? FFN_FUSED : FFN_SPLIT;
+    AttentionKind attention = form / 2 ? ATTENTION_ONE_PASS : ATTENTION_TWO_PASS;
+    base_of(&p, ffn, attention);
     uint32_t waves = p.wave_count;
     plan_free(&p);
     for (uint32_t w = 0; w + 1 < waves; w++) {
-      base_plan(&p, (FfnKind)form);
+      base_of(&p, ffn, attention);
       join_waves(&p, w);
       qsort(p.tile, p.tile_count, sizeof(Tile), by_worker_and_wave);
       index_again(&p);
@@ -645,6 +727,20 @@ static void in_time(void **state) {
     nth(&p, early[k], 0, 1)->wave--;
     refused_by(&p, "read after write");
   }
+  for (uint32_t n = 0; n < 4; n++) { // whichever head and chunk it has
+    base_one_pass(&p, FFN_FUSED);
+    nth(&p, OP_ATTEND, 1, n)->wave--;
+    refused_by(&p, "read after write");
+    base_one_pass(&p, FFN_FUSED);
+    nth(&p, OP_ATTEND, 1, n)->wave++; // beside wo
+    refused_by(&p, "read after write");
+    base_one_pass(&p, FFN_FUSED); // wo of the layer before still reads the partials
+    nth(&p, OP_ATTEND, 1, n)->wave = nth(&p, OP_WO, 0, 0)->wave;
+    refused_by(&p, "no overwrite");
+  }
+  base_one_pass(&p, FFN_FUSED); // qkv of the next layer writes rows that attend still reads
+  nth(&p, OP_QKV, 1, 1)->wave = nth(&p, OP_ATTEND, 0, 0)->wave;
+  refused_by(&p, "no overwrite");
   // wo writes residual rows that qkv of the same epoch still reads.
   base_plan(&p, FFN_FUSED);
   nth(&p, OP_WO, 1, 1)->wave = nth(&p, OP_QKV, 1, 0)->wave;
@@ -677,6 +773,36 @@ static void both_forms_are_checked(void **state) {
   assert_non_null(brute_force(&p));
   plan_free(&p);
 }
+
+// Any chunk may be the last in use, and the last reads the newest V row. So no attend tile may run beside
+// the qkv tiles that write it, although with all chunks in use only those of the last chunk would suffer.
+static void any_chunk_may_be_the_last(void **state) {
+  (void)state;
+  Error e;
+  for (uint32_t early = 0; early < 3; early++) { // 2: none
+    Plan p;
+    base_one_pass(&p, FFN_FUSED);
+    insert_wave(&p, nth(&p, OP_QKV, 0, 0)->wave, BARRIER_ALWAYS);
+    for (uint32_t i = 0; i < p.tile_count; i++) {
+      Tile *t = &p.tile[i];
+      if (t->layer) continue;
+      if (t->op == OP_QKV && t->row0 >= 12) t->wave++;
+      if (t->op == OP_ATTEND && t->part == early) t->wave--;
+    }
+    qsort(p.tile, p.tile_count, sizeof(Tile), by_worker_and_wave);
+    index_again(&p);
+    if (early == 2) {
+      accepted(&p);
+      continue;
+    }
+    assert_int_equal(play(&p, false, 2, 2) == NULL, early == 0);
+    assert_int_equal(play(&p, false, 1, 1) == NULL, early == 1);
+    assert_non_null(brute_force(&p));
+    assert_int_equal(plan_validate(&p, &e), -1);
+    assert_error(&e, EXIT_PLAN, "newest V row");
+    plan_free(&p);
+  }
+}
 //< rule_by_rule
 
 /*: ## Unusual, and right :*/
@@ -687,6 +813,24 @@ static void unusual_plans_pass(void **state) {
   base_plan(&p, FFN_FUSED); // as made
   accepted(&p);
   base_plan(&p, FFN_SPLIT);
+  accepted(&p);
+  base_one_pass(&p, FFN_FUSED);
+  accepted(&p);
+  base_one_pass(&p, FFN_SPLIT);
+  accepted(&p);
+
+  base_one_pass(&p, FFN_SPLIT); // chunks of one head are served by one worker, the last chunk first
+  for (uint32_t i = 0; i < p.tile_count; i++)
+    if (p.tile[i].op == OP_ATTEND) {
+      p.tile[i].worker = p.tile[i].row0;
+      p.tile[i].part = 1 - p.tile[i].part;
+    }
+  accepted(&p);
+
+  base_one_pass(&p, FFN_SPLIT); // chunk 1 after a barrier of its own
+  insert_wave(&p, nth(&p, OP_ATTEND, 1, 0)->wave, BARRIER_ALWAYS);
+  for (uint32_t i = 0; i < p.tile_count; i++)
+    if (p.tile[i].op == OP_ATTEND && p.tile[i].layer == 1 && p.tile[i].part == 1) p.tile[i].wave++;
   accepted(&p);
 
   base_plan(&p, FFN_FUSED); // one worker does everything, the others only wait
@@ -736,11 +880,16 @@ static void a_wide_plan_is_one_walk(void **state) {
   (void)state;
   Shape s = tiny(2048, 32, 8, 8192, 16, 128256);
   s.head_dim = 64;
-  Target t = machine(132, FFN_FUSED);
+  Target t = machine(132, FFN_FUSED, ATTENTION_TWO_PASS);
   Plan p;
   must_plan(&s, &t, &p);
   assert_int_equal(p.chunks, 16);
-  assert_int_equal(p.tile_count, 132 + 16 * (5 * 132 + 2 * 128 - 132) + 2 * 132);
+  assert_int_equal(p.tile_count, 132 + 16 * (4 * 132 + 2 * 128) + 2 * 132);
+  plan_free(&p);
+  t.attention = ATTENTION_ONE_PASS;
+  must_plan(&s, &t, &p);
+  assert_int_equal(p.chunks, 16);
+  assert_int_equal(p.tile_count, 132 + 16 * (4 * 132 + 128) + 2 * 132);
   plan_free(&p);
 }
 //< unusual
@@ -756,6 +905,7 @@ int main(void) {
       cmocka_unit_test(written_once),
       cmocka_unit_test(in_time),
       cmocka_unit_test(both_forms_are_checked),
+      cmocka_unit_test(any_chunk_may_be_the_last),
       cmocka_unit_test(unusual_plans_pass),
       cmocka_unit_test(a_wide_plan_is_one_walk),
       cmocka_unit_test(agree_on_mutants),
