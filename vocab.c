@@ -138,6 +138,18 @@ static bool json_id(Json *j, int32_t *out) {
   return j->p == j->end || !strchr(".eE", *j->p);
 }
 
+// To the next quote that has an even number of backslashes before it.
+static bool json_skip_string(Json *j) {
+  const char *start = ++j->p, *quote;
+  while ((quote = memchr(j->p, '"', (size_t)(j->end - j->p)))) {
+    j->p = quote + 1;
+    const char *slash = quote;
+    while (slash > start && slash[-1] == '\\') slash--;
+    if ((quote - slash) % 2 == 0) return true;
+  }
+  return false;
+}
+
 // Any value, by its brackets; the tree will be stricter with what is left.
 static bool json_skip(Json *j) {
   int depth = 0;
@@ -145,9 +157,7 @@ static bool json_skip(Json *j) {
     char c = json_peek(j);
     if (!c) return false;
     if (c == '"') {
-      for (j->p++; j->p < j->end && *j->p != '"'; j->p++) j->p += *j->p == '\\';
-      if (j->p >= j->end) return false;
-      j->p++;
+      if (!json_skip_string(j)) return false;
     } else if (c == '{' || c == '[') {
       depth++;
       j->p++;
@@ -227,11 +237,16 @@ static int read_vocabulary(Tokenizer *t, Json j, Error *e) {
 
 static int put_merge(Tokenizer *t, uint32_t rank, const char *left, size_t n, const char *right,
                      size_t m, Error *e) {
-  char *both = NULL;
-  text_append(&both, left, n);
-  text_append(&both, right, m);
+  char word[256], *both = NULL; // longer ones are rare
+  if (n + m <= sizeof word) {
+    memcpy(word, left, n);
+    memcpy(word + n, right, m);
+  } else {
+    text_append(&both, left, n);
+    text_append(&both, right, m);
+  }
   int32_t a = vocab_find(&t->vocab, left, n), b = vocab_find(&t->vocab, right, m);
-  int32_t ab = vocab_find(&t->vocab, both ? both : "", n + m);
+  int32_t ab = vocab_find(&t->vocab, both ? both : word, n + m);
   arrfree(both);
   if (a < 0 || b < 0 || ab < 0)
     return fail(e, EXIT_INPUT, "%s: merge %u: %s of '%.*s' and '%.*s' is no token", t->file, rank,
