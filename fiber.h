@@ -18,7 +18,8 @@ steps through a kernel: `break gemv_dot if threadIdx.x == 3 && blockIdx.x == 1`.
 
 A fiber runs until it must wait or polls a flag, then another runs. *Which* other is a choice, and no correct kernel
 may depend on it. So the choice is ours to vary: in order, in reverse order, or at random with a seed. A barrier that was
-forgotten shows as a result that differs between orders. What can't show here is the other half of
+forgotten shows as a result that differs between orders: often it never would on a card, where neighbours run
+nearly in step. What can't show here is the other half of
 a GPU's freedom: its memory lets a store be seen later than the next one. Fibers share one core, so every store is seen at once and a
 missing *fence* is never caught. Fences are argued for in the text, barriers are tested here.
 
@@ -58,7 +59,6 @@ Barriers are stricter than a GPU's: a thread that has exited has not arrived. :*
 
 #include <functional>
 #include <map>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -75,8 +75,7 @@ Barriers are stricter than a GPU's: a thread that has exited has not arrived. :*
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#if !defined(FIBER_UCONTEXT) &&                                                                    \
-    (!defined(__ELF__) || !(defined(__x86_64__) || defined(__aarch64__)))
+#if !defined(FIBER_UCONTEXT) && !(defined(__x86_64__) && defined(__ELF__))
 #define FIBER_UCONTEXT
 #endif
 #ifdef FIBER_UCONTEXT
@@ -160,8 +159,8 @@ inline uint64_t environment(const char *name, uint64_t otherwise, const char *co
   char *end;
   uint64_t value = strtoull(text, &end, 0);
   if (!names && !*end && *text != '-') return value;
-  fprintf(stderr, "fiber: %s=%s is ignored: it should be a %s\n", name, text,
-          names ? "forward, reverse or random" : "number");
+  fprintf(stderr, "fiber: %s=%s is ignored: it is not %s\n", name, text,
+          names ? "forward, reverse or random" : "a number");
   return otherwise;
 }
 
@@ -303,10 +302,13 @@ inline struct Grid {
   const void *host_stack; // AddressSanitizer wants it when the last fiber leaves
   size_t host_bytes;
   std::vector<Fiber *> ready; // [fibers] a ring
-  size_t head, count, live;
-  uint64_t random, nanoseconds, switches, last_switches, last_nanoseconds; // last: of progress
-  uint64_t round;                                                          // of polling in vain
-  size_t pollers;                                                          // that took part in it
+  size_t head, count;
+  size_t live; // fibers that have not exited
+  uint64_t random;
+  uint64_t switches, nanoseconds;           // since the launch
+  uint64_t last_switches, last_nanoseconds; // at the last progress
+  uint64_t round;                           // of polling in vain
+  size_t pollers;                           // that took part in it
   cudaError_t error;
 } grid;
 inline Fiber *now; // NULL: the host
@@ -424,6 +426,7 @@ inline void run_another(bool leaving = false) {
     leave_stack(leaving ? NULL : &from->fake_stack, to->stack, STACK);
   } else leave_stack(leaving ? NULL : &from->fake_stack, grid.host_stack, grid.host_bytes);
   fiber_switch(&from->sp, to->sp);
+  // Some time later `from` runs again: here.
   reach_stack(from->fake_stack, NULL, NULL);
 }
 
@@ -942,7 +945,8 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
 }
 //< fiber_properties
 
-/*: A kernel must ask for more than 48 KB of shared memory, as on a GPU: forgotten here, it would fail there. :*/
+/*: A kernel must ask before it gets more than 48 KB of shared memory, as on a GPU. Without that its occupancy
+is zero, and no launch fits. :*/
 //> fiber_attributes
 namespace fiber {
 inline std::map<const void *, size_t> shared_limits; // by kernel, where it asked
@@ -973,17 +977,19 @@ template <class F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *
   return cudaSuccess;
 }
 template <class F>
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *, int threads,
-                                                                 size_t shared) {
-  *blocks = threads > 0 && threads <= 1024 && shared <= fiber::settings.shared;
-  return threads > 0 ? cudaSuccess : fiber::result(cudaErrorInvalidValue);
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel,
+                                                                 int threads, size_t shared) {
+  if (threads < 1) return fiber::result(cudaErrorInvalidValue);
+  *blocks = threads <= 1024 && shared <= fiber::shared_limit((const void *)kernel);
+  return cudaSuccess;
 }
 //< fiber_attributes
 
 /*: ## A launch
 
-Checked as a GPU would check it: a cooperative grid must fit onto the device at once, one block an SM. Any other grid
-runs in parties of as many blocks as fit. Stacks are kept from launch to launch. :*/
+Checked as CUDA 13 does, with its error codes: a cooperative grid must fit onto the device at once, one block an SM.
+Any other grid runs in parties of as many blocks as fit. The call returns when the grid has ended. Stacks are kept
+from launch to launch. One host thread at a time may use all this. :*/
 //> fiber_launch
 namespace fiber {
 inline char *stacks;
@@ -1041,14 +1047,14 @@ inline cudaError_t run_blocks(unsigned first, unsigned n, size_t shared) {
 
 inline cudaError_t launch(const void *kernel, dim3 blocks, dim3 threads, size_t shared,
                           bool cooperative, const std::function<void()> &body) {
-  static std::mutex one_at_a_time;
-  std::lock_guard<std::mutex> lock(one_at_a_time);
   if (!kernel) return result(cudaErrorInvalidDeviceFunction);
-  if (!blocks.x || !threads.x || threads.x > 1024 ||
-      blocks.y * blocks.z * threads.y * threads.z != 1)
+  if (blocks.y * blocks.z * threads.y * threads.z != 1)
     return result(cudaErrorInvalidConfiguration);
-  if (shared > shared_limit(kernel)) return result(cudaErrorInvalidValue);
-  if (cooperative && blocks.x > settings.sms) return result(cudaErrorCooperativeLaunchTooLarge);
+  if (!blocks.x || !threads.x || threads.x > 1024) return result(cudaErrorInvalidValue);
+  bool fits = shared <= shared_limit(kernel);
+  if (cooperative && !(fits && blocks.x <= settings.sms))
+    return result(cudaErrorCooperativeLaunchTooLarge);
+  if (!fits) return result(cudaErrorInvalidValue);
   gridDim = blocks;
   blockDim = threads;
   grid.kernel = &body;
