@@ -9,6 +9,8 @@ static int make(const char *folder, const char *name, const char *shape, bool we
   Shape s = *shape_find(shape);
   s.vocab = 6, s.hidden = 4, s.inter = 5, s.layers = 1;
   s.heads = 2, s.kv_heads = 1, s.head_dim = 2;
+  if (!s.qk_norm)
+    s.qkv_bias = s.o_bias = s.mlp_bias = true, s.tied = false; // every vector there is
   char *work = temp_folder();
   Source source = {0};
   Model model = {0};
