@@ -27,7 +27,7 @@ What is provided, all under CUDA's own names:
 
 | | |
 |---|---|
-| qualifiers | `__global__ __device__ __host__ __constant__ __forceinline__ __launch_bounds__ __grid_constant__ __align__ __restrict__` |
+| qualifiers | `__global__ __device__ __host__ __constant__ __forceinline__ __noinline__ __launch_bounds__ __grid_constant__ __align__ __restrict__` |
 | indices | `threadIdx blockIdx blockDim gridDim warpSize`; grids and blocks have one dimension |
 | types | `dim3 uint3 int2 int4 uint2 uint4 float2 float4` and their `make_` functions |
 | block | `__syncthreads __syncthreads_or __syncthreads_and __syncthreads_count bar_sync bar_arrive DYNAMIC_SHARED` |
@@ -59,6 +59,7 @@ Barriers are stricter than a GPU's: a thread that has exited has not arrived. :*
 
 #include <functional>
 #include <map>
+#include <memory> // uses the word __noinline__, which becomes a macro below
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -93,6 +94,7 @@ Most of CUDA's words for a compiler mean nothing here. :*/
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static_assert(false, "fiber.h has no static __shared__: use DYNAMIC_SHARED");
 
