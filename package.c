@@ -816,7 +816,7 @@ static int read_rope(Package *p, const Section *s, Error *e) {
 
 static int read_text(Package *p, const Section *s, Error *e) {
   Reader r = {p->data + s->offset, s->bytes, false};
-  Text t;
+  Text t = {0};
   get_string(&r, t.name, sizeof t.name);
   if (r.bad || !t.name[0]) return fail(e, EXIT_INPUT, "%s: section text: no usable name", p->file);
   t.data = r.p;

@@ -131,14 +131,13 @@ attend tile does both halves with its own chunk's largest score, and `wo` must m
 by a factor before it adds.
 
 So one pass saves a layer a barrier and the second start of its attention tiles, and pays with a
-factor for each K/V head's query and chunk in use, next to matrix rows that are far longer. That is
-a gain on every machine whose barrier is not free, and we plan one pass unless the target asks for
-two.
+factor for each query head and chunk in use, which is little beside the rows of a matrix. That is a
+gain on every machine whose barrier is not free, and we plan one pass unless the target asks for two.
 
 One pass also has a finer answer to a context that is too short for all chunks. Two passes know two
 forms, one chunk or all of them. Here of `n` positions only `n / fused_context` chunks, rounded up,
-are in use, at most all: no tile starts for fewer positions than it is worth. Since `fused_context`
-is at least one, no chunk in use is ever without a position. :*/
+are in use, at most all: a context is cut into no more chunks than are worth a tile each. Since
+`fused_context` is at least one, no chunk in use is ever without a position. :*/
 //> choose_one_pass
 static bool choose_one_pass(const Target *t) { return t->attention != ATTENTION_TWO_PASS; }
 
@@ -314,7 +313,7 @@ int plan_index(Plan *p, Error *e) {
 Only bytes that must come from memory count: matrices and the K/V cache. Norms, biases and
 activations are a few kilobytes that every worker reads again out of a cache. :*/
 //> tile_bytes
-// Positions of chunk c at a context of n, with C chunks in use: [n*c/C, n*(c+1)/C), and none from C on.
+// Positions of chunk c at a context of n, with C chunks in use: [n*c/C, n*(c+1)/C); none from C on.
 static uint64_t chunk_positions(const Plan *p, uint64_t n, uint64_t c) {
   uint64_t in_use = chunks_in_use(p, (uint32_t)n);
   return c < in_use ? n * (c + 1) / in_use - n * c / in_use : 0;

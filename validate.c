@@ -157,9 +157,9 @@ int plan_sizes(const Plan *p, Error *e) {
                 "plan: rule \"one chunk\": fused_context is %u; with one chunk it serves every "
                 "context, and must be %u",
                 p->fused_context, UINT32_MAX);
-  // No chunk with work is ever without a position. In two passes the split form begins above fused_context,
-  // with a position for each chunk. In one pass n positions have ceil(n / fused_context) chunks at most, so
-  // no more than n.
+  // No chunk with work is ever without a position. In two passes the split form begins above
+  // fused_context, with a position for each chunk. In one pass n positions have at most
+  // ceil(n / fused_context) chunks, so no more than n.
   if (p->one_pass) return check_count("fused_context", p->fused_context, 1, UINT32_MAX, e);
   if (p->chunks > 1 && p->fused_context < p->chunks - 1)
     return fail(e, EXIT_PLAN,
@@ -260,9 +260,9 @@ static int check_first(const Plan *p, Error *e) {
 
 /*: ## Barriers
 
-Only two kinds exist, and in one pass only one of them. A wave without a tile would be a wait for nothing, so we take it for a
-mistake. The last barrier is never skipped: it is all that lies between this token's candidates and
-the next token's embed. :*/
+Only two kinds exist, and in one pass only one of them. A wave without a tile would be a wait for
+nothing, so we take it for a mistake. The last barrier is never skipped: it is all that lies between
+this token's candidates and the next token's embed. :*/
 //> check_barriers
 static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
   for (uint32_t i = 0; i < p->tile_count; i++) tiles_of_wave[p->tile[i].wave]++;
