@@ -51,6 +51,16 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p) {
 __device__ __forceinline__ void add_release(uint32_t *p, uint32_t n) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory");
 }
+// 16 bytes into shared memory, around the registers; done for this thread after copy_async_wait.
+__device__ __forceinline__ void copy_async(uint4 *shared, const uint4 *global) {
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+      "l"(global)
+      : "memory");
+}
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 __device__ __forceinline__ unsigned long long global_nanoseconds() {
   unsigned long long t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -64,8 +74,26 @@ __device__ __forceinline__ float f16_to_float(uint16_t h) {
 __device__ __forceinline__ uint16_t float_to_f16(float f) {
   return __half_as_ushort(__float2half_rn(f));
 }
+
+// A launch whose blocks need not be resident together.
+template <class... P>
+cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads,
+                         std::common_type_t<P>... arguments) {
+  void *list[] = {(void *)&arguments..., nullptr};
+  return cudaLaunchKernel((const void *)kernel, dim3(blocks), dim3(threads), list, 0, 0);
+}
 #else
 #include "fiber.h"
+
+inline void copy_async(uint4 *shared, const uint4 *global) { *shared = *global; }
+inline void copy_async_wait() {}
+
+template <class... P>
+cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads,
+                         std::common_type_t<P>... arguments) {
+  void *list[] = {(void *)&arguments..., nullptr};
+  return cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), list, 0, 0);
+}
 #endif
 
 #include "tiles.h"
@@ -76,7 +104,7 @@ One struct, passed by value into constant memory. It is the plan and the model a
 up and decides nothing. All matrices lie in one allocation, every layer the same distance after the one before, rows
 padded to 16 bytes. :*/
 //> device_params
-enum { WARP = 32, BLOCK = 384, WARPS = BLOCK / WARP };
+enum { WARP = 32, BLOCK = 256, WARPS = BLOCK / WARP };
 enum { LAUNCH_TOKENS = 64, STOP_IDS = 16 };
 enum { NO_VECTOR = 0xffffffffu };
 
@@ -103,7 +131,7 @@ struct Params {
   // shape
   uint32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, group;
   float rms_eps, score_scale;
-  bool qk_norm;
+  bool qk_norm, one_pass;
   // weights
   const uint8_t *weights;
   uint64_t layer_bytes;
@@ -119,12 +147,13 @@ struct Params {
   const uint32_t *first;   // [workers + 1]
   const uint32_t *barrier; // [waves]
   uint32_t workers, waves, head_wave, chunks, ffn_parts, slots, fused_context;
+  uint32_t kv_rows;   // rows of K, and of V, that an attend tile may stage
   uint32_t tile_room; // tiles of one worker that fit into shared memory
   // one token's values
   float *residual;      // [hidden]
   float *qkv_out;       // [heads + 2 kv_heads, head_dim]
   float *scores;        // [heads, context]
-  float *score_max;     // [heads, chunks]
+  float *score_max;     // [chunks, heads]
   float *attention;     // [chunks, heads, head_dim]
   float *denominator;   // [chunks, heads]
   float *partials;      // [ffn_parts, hidden]

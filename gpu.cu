@@ -81,7 +81,7 @@ extern "C" int gpu_target(int device, uint32_t workers, Target *out, Error *e) {
   out->threads = BLOCK;
   out->registers = (uint32_t)kernel.numRegs;
   out->shared_bytes = (uint32_t)card.sharedMemPerBlockOptin;
-  out->fused_context = 384;
+  out->fused_context = 1024;
   snprintf(out->fingerprint, sizeof out->fingerprint, "%s", kernel_fingerprint());
   uint32_t blocks;
   if (resident_blocks(DT_BF16, out->shared_bytes, device, &blocks, e) != 0) return -1;
@@ -177,7 +177,7 @@ static uint32_t room_floats(const Gpu *g, const Tile *t) {
   case OP_QKV: columns = p->qkv.columns; break;
   case OP_WO:
     columns = p->o.columns;
-    more = n;
+    more = n + g->plan->chunks * (uint32_t)s->heads;
     break;
   case OP_FFN: more = round_up(n, 4) + FFN_GROUPS * p->down.columns; // fall through
   case OP_GATE_UP:
@@ -190,27 +190,39 @@ static uint32_t room_floats(const Gpu *g, const Tile *t) {
     break;
   case OP_FINAL_NORM:
   case OP_LM_HEAD: columns = p->lm_head.columns; break;
+  case OP_ATTEND:
   case OP_SCORES:
   case OP_VALUES:
-    return attention_floats((uint32_t)(s->heads / s->kv_heads), (uint32_t)s->head_dim);
+    return attention_floats(p->one_pass || t->op == OP_ATTEND, (uint32_t)(s->heads / s->kv_heads),
+                            (uint32_t)s->head_dim);
   default: return 0;
   }
   uint32_t segments = (columns + SEGMENT_COLUMNS - 1) / SEGMENT_COLUMNS;
   return columns + (segments > 1 ? 2 * units * segments : 0) + more;
 }
 
-static uint32_t shared_bytes(Gpu *g) {
+static uint32_t shared_bytes(Gpu *g, uint32_t card) {
   const Plan *plan = g->plan;
-  uint32_t most = 0, tiles = 0;
+  uint32_t most = 0, tiles = 0, attention = 0;
   for (uint32_t i = 0; i < plan->tile_count; i++) {
     uint32_t n = room_floats(g, &plan->tile[i]);
     if (n > most) most = n;
+    if (plan->tile[i].op == OP_ATTEND || plan->tile[i].op == OP_SCORES) attention = n;
   }
   for (uint32_t w = 0; w < plan->workers; w++)
     if (plan->first[w + 1] - plan->first[w] > tiles) tiles = plan->first[w + 1] - plan->first[w];
   g->params.tile_room = tiles < 512 ? tiles : 512;
-  return round_up(g->params.tile_room * sizeof(Tile), 128) +
-         WARPS * (uint32_t)(sizeof(Candidate) + sizeof(float)) + most * (uint32_t)sizeof(float);
+  uint32_t fixed = round_up(g->params.tile_room * sizeof(Tile), 128) +
+                   WARPS * (uint32_t)(sizeof(Candidate) + sizeof(float));
+  // What is left of the card's shared memory stages rows of K and V, as many as a chunk can have.
+  uint32_t row = (uint32_t)g->model->shape.head_dim * 4, rows = 0;
+  if (fixed + attention * 4 < card) rows = (card - fixed - attention * 4) / row;
+  if (rows > g->context) rows = g->context;
+  if (rows > plan->fused_context) rows = plan->fused_context;
+  if (rows > 1024) rows = 1024;
+  g->params.kv_rows = rows;
+  uint32_t staged = attention * 4 + rows * row;
+  return fixed + (staged > most * 4 ? staged : most * 4);
 }
 //< gpu_shared
 
@@ -444,7 +456,7 @@ static void fill_params(Gpu *g) {
   p->head_dim = (uint32_t)s->head_dim, p->group = p->heads / p->kv_heads;
   p->rms_eps = s->rms_eps;
   p->score_scale = 1.0f / sqrtf((float)s->head_dim);
-  p->qk_norm = s->qk_norm;
+  p->qk_norm = s->qk_norm, p->one_pass = plan->one_pass;
   p->workers = plan->workers, p->waves = plan->wave_count, p->chunks = plan->chunks;
   p->ffn_parts = plan->ffn_parts, p->slots = plan->slots, p->fused_context = plan->fused_context;
   p->head_wave = plan->wave_count;
@@ -463,7 +475,7 @@ static int open_gpu(Gpu *g, Error *e) {
   if (gpu_target(g->device, 0, &card, e) != 0 || check_fit(g, &card, e) != 0) return -1;
   fill_params(g);
   lay_out(g);
-  g->shared = shared_bytes(g);
+  g->shared = shared_bytes(g, card.shared_bytes);
   if (g->shared > card.shared_bytes)
     return fail(e, EXIT_PLAN,
                 "a tile needs %u bytes of shared memory, the card gives %u; use more workers",

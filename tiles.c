@@ -206,13 +206,20 @@ static int choose_device(const Options *o, bool quiet, int *device, Error *e) {
 
 // This machine with unmeasured rates: all that a plan needs in order to run here.
 static int here(const Options *o, int device, Target *t, Error *e) {
+  if (o->target) {
+    if (target_read(o->target, t, e) != 0) return -1;
+    if (o->workers) t->workers = (uint32_t)o->workers;
+    return 0;
+  }
   if (device >= 0) return gpu_target(device, (uint32_t)o->workers, t, e);
   *t = (Target){.name = "this-cpu", .kind = "cpu", .threads = 1, .fused_context = 256};
   t->workers = o->workers ? (uint32_t)o->workers : cpu_count();
   return 0;
 }
 
-static int set_ffn(const Options *o, Target *t, Error *e) {
+// The target of the command line: a file's, or this machine's, and what the options change in it.
+static int plan_target(const Options *o, int device, Target *t, Error *e) {
+  if (here(o, device, t, e) != 0) return -1;
   if (!o->ffn) return 0;
   if (strcmp(o->ffn, "fused") == 0) t->ffn = FFN_FUSED;
   else if (strcmp(o->ffn, "split") == 0) t->ffn = FFN_SPLIT;
@@ -232,9 +239,7 @@ static int session_start(Session *s, const Options *o, uint32_t context, Error *
   } else {
     Target t;
     Shape shape = s->model.shape;
-    if (choose_device(o, false, &device, e) != 0 || here(o, device, &t, e) != 0 ||
-        set_ffn(o, &t, e) != 0)
-      return -1;
+    if (choose_device(o, false, &device, e) != 0 || plan_target(o, device, &t, e) != 0) return -1;
     if (device >= 0 && shape.dtype == DT_F32) shape.dtype = DT_BF16;
     if (plan_make(&shape, &t, &s->own, e) != 0) return -1;
     s->plan = &s->own;
@@ -451,23 +456,13 @@ static int command_logits(const Options *o, Error *e) {
 
 A plan needs a shape and a target, and weights only when a package is to be written. :*/
 //> plan_command
-static int plan_target(const Options *o, Target *t, Error *e) {
-  if (o->target) {
-    if (target_read(o->target, t, e) != 0) return -1;
-    if (o->workers) t->workers = (uint32_t)o->workers;
-  } else {
-    int device;
-    if (choose_device(o, true, &device, e) != 0 || here(o, device, t, e) != 0) return -1;
-  }
-  return set_ffn(o, t, e);
-}
-
 static int command_plan(const Options *o, Error *e) {
   const Shape *known = shape_find(o->model);
   uint32_t context = o->context ? (uint32_t)o->context : 1;
   Session s = {0};
   Target t;
-  int bad = plan_target(o, &t, e);
+  int device, bad = choose_device(o, true, &device, e);
+  if (!bad) bad = plan_target(o, device, &t, e);
   if (!bad && !known) bad = session_open(&s, o, false, e);
   if (!bad && s.source.kind == SOURCE_PACKAGE)
     bad = fail(e, EXIT_INPUT, "%s: already a package; tiles check looks into it", o->model);
@@ -650,7 +645,7 @@ static int command_trace(const Options *o, Error *e) {
 /*: ## The table of commands :*/
 //> main
 static const Command commands[] = {
-    {"run", "pfincxwdF",
+    {"run", "pfincxwdFt",
      "tiles run MODEL (-p TEXT | -f FILE | --ids LIST) [-n N] [--chat] [--ctx N] [--workers N]\n"
      "               [--device auto|cpu|cuda:N] [--ffn fused|split]\n"
      "  Decodes up to N (256) tokens after the prompt, greedily: text on stdout, or ids with "
@@ -668,12 +663,12 @@ static const Command commands[] = {
      "tiles check PLAN\n"
      "  Validates a package: header, plan, every rule, and the hashes of its weights.\n",
      command_check, true},
-    {"bench", "xXnrwvdF",
+    {"bench", "xXnrwvdFt",
      "tiles bench MODEL [--ctx LIST] [-n N] [--runs N] [--workers N] [--tsv]\n"
      "  Streaming-read rate, floor, median ms/token and share of the floor at each context.\n"
      "    tiles bench DIR --ctx 1,4096\n",
      command_bench, true},
-    {"trace", "xwodF",
+    {"trace", "xwodFt",
      "tiles trace MODEL [--ctx N] [--workers N] [--device cuda:N] [-o FILE]\n"
      "  Where one token's time goes on a GPU, stage by stage; -o writes a Chrome/Perfetto trace.\n",
      command_trace, true},
@@ -688,7 +683,7 @@ static const Command commands[] = {
      "  Writes a checkpoint with seeded random weights; SHAPE may end in :f32, :bf16 or :f16.\n"
      "    tiles synth llama-3.2-1b /tmp/1b --seed 7\n",
      command_synth, true},
-    {"logits", "iowadF",
+    {"logits", "iowadFt",
      "tiles logits MODEL --ids LIST [--all] [-o FILE] [--workers N]\n"
      "  The last position's logits (all positions' with --all) as 32-bit floats.\n",
      command_logits, true},

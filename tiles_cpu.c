@@ -212,7 +212,17 @@ static void chunk_range(const Cpu *c, uint32_t part, uint32_t chunks, uint32_t *
   *p1 = (uint32_t)(n * (part + 1) / chunks);
 }
 
-static bool fused_attention(const Cpu *c) { return c->position < c->plan->fused_context; }
+static bool fused_attention(const Cpu *c) {
+  return !c->plan->one_pass && c->position < c->plan->fused_context;
+}
+
+// Chunks that hold any of the positions so far.
+static uint32_t chunks_in_use(const Cpu *c) {
+  const Plan *p = c->plan;
+  if (!p->one_pass) return fused_attention(c) ? 1 : p->chunks;
+  uint32_t n = c->position / p->fused_context + 1;
+  return n < p->chunks ? n : p->chunks;
+}
 
 // Queries of the K/V head's group, normed and turned, into q: [group, head_dim]; in the tile that holds the
 // newest position also its key, into the cache.
@@ -233,7 +243,7 @@ static void make_heads(Cpu *c, const Layer *l, uint32_t layer, uint32_t kv, bool
   store(s->dtype, cache_row(c, c->keys, layer, kv, c->position), key, hd);
 }
 
-// The largest score of a head over the first `chunks` chunks: all partials of a head share one scale.
+// The largest score of a head over the first `chunks` chunks.
 static float head_max(const Cpu *c, uint32_t head, uint32_t chunks) {
   const float *m = c->score_max + (size_t)head * c->plan->chunks;
   float max = m[0];
@@ -242,8 +252,8 @@ static float head_max(const Cpu *c, uint32_t head, uint32_t chunks) {
   return max;
 }
 
-// The weighted values of one K/V head's group over chunk `part` of `chunks`, unnormalised, into that partial.
-// The scores become their exponentials.
+// The weighted values of one K/V head's group over chunk `part` of `chunks`, unnormalised, into that partial: relative to the chunk's
+// own largest score in one pass, to the head's in two. The scores become their exponentials.
 static void weigh_values(Cpu *c, uint32_t layer, uint32_t kv, uint32_t part, uint32_t chunks) {
   const Shape *s = &c->model->shape;
   int32_t group = s->heads / s->kv_heads, hd = s->head_dim;
@@ -254,18 +264,22 @@ static void weigh_values(Cpu *c, uint32_t layer, uint32_t kv, uint32_t part, uin
   uint32_t h0 = kv * (uint32_t)group;
   float *out = c->attention + ((size_t)part * s->heads + h0) * hd;
   memset(out, 0, (size_t)group * hd * sizeof(float));
-  for (uint32_t h = h0; h < h0 + (uint32_t)group; h++)
-    c->denominator[(size_t)part * s->heads + h] = c->kernels->exps(
-        c->scores + (size_t)h * c->context + p0, head_max(c, h, chunks), (int32_t)(p1 - p0));
+  for (uint32_t h = h0; h < h0 + (uint32_t)group; h++) {
+    float max = c->plan->one_pass ? c->score_max[(size_t)h * c->plan->chunks + part]
+                                  : head_max(c, h, chunks);
+    c->denominator[(size_t)part * s->heads + h] =
+        c->kernels->exps(c->scores + (size_t)h * c->context + p0, max, (int32_t)(p1 - p0));
+  }
   for (uint32_t p = p0; p < p1; p++, v += row)
     for (int32_t i = 0; i < group; i++)
       c->kernels->axpy[s->dtype](c->scores[(size_t)(h0 + i) * c->context + p], v,
                                  out + (size_t)i * hd, hd);
 }
 
+// Both kinds of attention begin alike; in one pass, and in the fused form of two, the values follow at once.
 static void tile_scores(Cpu *c, const Tile *t, float *scratch) {
   const Shape *s = &c->model->shape;
-  uint32_t chunks = fused_attention(c) ? 1 : c->plan->chunks, p0, p1;
+  uint32_t chunks = chunks_in_use(c), p0, p1;
   if (t->part >= chunks) return;
   chunk_range(c, t->part, chunks, &p0, &p1);
   int32_t group = s->heads / s->kv_heads, hd = s->head_dim;
@@ -284,7 +298,7 @@ static void tile_scores(Cpu *c, const Tile *t, float *scratch) {
         float *m = &max[(size_t)i * c->plan->chunks + t->part];
         if (!(score <= *m)) *m = score; // NaN takes over, and reaches the logits
       }
-    if (chunks == 1) weigh_values(c, t->layer, kv, 0, 1);
+    if (t->op == OP_ATTEND || chunks == 1) weigh_values(c, t->layer, kv, t->part, chunks);
   }
 }
 
@@ -297,17 +311,20 @@ static void tile_values(Cpu *c, const Tile *t) {
 static void tile_wo(Cpu *c, const Tile *t, float *scratch) {
   const Shape *s = &c->model->shape;
   const Layer *l = &c->model->layer[t->layer];
-  uint32_t chunks = fused_attention(c) ? 1 : c->plan->chunks;
+  uint32_t chunks = chunks_in_use(c);
   size_t width = (size_t)s->heads * s->head_dim;
   for (int32_t h = 0; h < s->heads; h++) {
-    float sum = 0;
-    for (uint32_t k = 0; k < chunks; k++) sum += c->denominator[(size_t)k * s->heads + h];
-    for (int32_t d = 0; d < s->head_dim; d++) {
-      size_t at = (size_t)h * s->head_dim + d;
-      float a = 0;
-      for (uint32_t k = 0; k < chunks; k++) a += c->attention[k * width + at];
-      scratch[at] = a / sum;
+    const float *max = c->score_max + (size_t)h * c->plan->chunks;
+    float *out = scratch + (size_t)h * s->head_dim, sum = 0;
+    float largest = head_max(c, (uint32_t)h, chunks);
+    memset(out, 0, (size_t)s->head_dim * sizeof(float));
+    for (uint32_t k = 0; k < chunks; k++) {
+      float scale = c->plan->one_pass ? expf(max[k] - largest) : 1; // two passes share a scale
+      const float *partial = c->attention + k * width + (size_t)h * s->head_dim;
+      sum += scale * c->denominator[(size_t)k * s->heads + h];
+      for (int32_t d = 0; d < s->head_dim; d++) out[d] += scale * partial[d];
     }
+    for (int32_t d = 0; d < s->head_dim; d++) out[d] /= sum;
   }
   float (*dot)(const uint8_t *, const float *, int32_t) = c->kernels->dot[l->o.dtype];
   for (uint32_t r = t->row0; r < t->row1; r++)
@@ -389,6 +406,7 @@ static void run_tile(Cpu *c, const Tile *t, float *scratch) {
   switch ((Op)t->op) {
   case OP_EMBED: tile_embed(c, t); break;
   case OP_QKV: tile_qkv(c, t, scratch); break;
+  case OP_ATTEND:
   case OP_SCORES: tile_scores(c, t, scratch); break;
   case OP_VALUES: tile_values(c, t); break;
   case OP_WO: tile_wo(c, t, scratch); break;

@@ -61,8 +61,8 @@ static __device__ __forceinline__ const float *layer_vector(const Params &p, uin
 }
 
 // The vector that the tile's rows are multiplied with, staged in shared memory.
-static __device__ __forceinline__ void stage(const Params &p, const Tile &t, bool fused,
-                                             uint32_t columns, const Shared &s) {
+static __device__ __forceinline__ void stage(const Params &p, const Tile &t, uint32_t chunks,
+                                             uint32_t columns, const Shared &s, float *own) {
   switch (t.op) {
   case OP_QKV:
   case OP_FFN:
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void stage(const Params &p, const Tile &t, boo
     stage_normed(p.residual, layer_vector(p, t.layer, t.op == OP_QKV ? p.attn_norm : p.ffn_norm),
                  p.hidden, columns, p.rms_eps, s.room, s.reduce);
     break;
-  case OP_WO: stage_attention(p, fused ? 1 : p.chunks, columns, s.room); break;
+  case OP_WO: stage_attention(p, chunks, columns, s.room, own + (t.row1 - t.row0)); break;
   default: stage_plain(t.op == OP_DOWN ? p.activation : p.normed, columns, s.room); break;
   }
 }
@@ -104,12 +104,12 @@ static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint
     if (t.op == OP_LM_HEAD) {
       store_l2(p.logits + row, a);
       best = better(best, candidate(a, (int32_t)row));
-    } else if (t.op == OP_QKV) { // Q and K wait for RoPE; V goes into the cache as it is
+    } else if (t.op == OP_QKV) { // Q and K wait for RoPE; V goes into the cache as it is, too
       const float *bias = layer_vector(p, t.layer, p.qkv_bias);
       if (bias) a += bias[row];
       uint32_t v0 = (p.heads + p.kv_heads) * p.head_dim;
-      if (row < v0) store_l2(p.qkv_out + row, a);
-      else
+      store_l2(p.qkv_out + row, a);
+      if (row >= v0)
         p.values[cache_row(p, t.layer, (row - v0) / p.head_dim, position) +
                  (row - v0) % p.head_dim] = narrow<T>(a);
     } else { // Wo and down add to the residual
@@ -172,7 +172,7 @@ static __device__ __forceinline__ void ffn_down(const Params &p, const Tile &t,
 //> kernel_gemv_tile
 template <DType T>
 static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t, uint32_t position,
-                                                 bool fused, const Rows &r, Loaded &w,
+                                                 uint32_t chunks, const Rows &r, Loaded &w,
                                                  const Shared &s) {
   // Behind the staged vector: partial sums where rows have several segments, then a value a row that is the tile's own: its
   // residual, or the FFN's activation.
@@ -180,7 +180,7 @@ static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t,
   float *own = partial + (r.segments > 1 ? 2 * r.units * r.segments : 0);
   Candidate best = no_candidate();
   if (t.op == OP_WO || t.op == OP_DOWN) stage_residual(p, t, own);
-  stage(p, t, fused, r.columns, s);
+  stage(p, t, chunks, r.columns, s, own);
   gemv<T>(r, s.room, partial, w,
           [&](uint32_t unit, float a, float b) { emit<T>(p, t, position, unit, a, b, own, best); });
   if (t.op == OP_LM_HEAD) {
@@ -195,9 +195,18 @@ static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t,
 
 /*: ## Tiles that don't :*/
 //> kernel_small_tiles
+static __device__ __forceinline__ void begin_attention(const Params &p, const Tile &t,
+                                                       uint32_t position, uint32_t chunks,
+                                                       const Shared &s) {
+  uint32_t p0, p1;
+  if (t.part >= chunks) return;
+  chunk_range(position + 1, t.part, chunks, &p0, &p1);
+  attend_begin(p, t.layer, t.row0, position, p0, p1, attention_shared(p, s.room));
+}
+
+// Not inlined: its registers are none of the GEMV's, which needs all that there are.
 template <DType T>
-static __device__ __forceinline__ void small_tile(const Params &p, const Tile &t, int32_t token,
-                                                  uint32_t position, bool fused, const Shared &s) {
+static __device__ __noinline__ void small_tile(const Params &p, const Tile t, int32_t token, uint32_t position, uint32_t chunks, bool fused, const Shared s) {
   switch (t.op) {
   case OP_EMBED: {
     const uint16_t *row =
@@ -206,20 +215,22 @@ static __device__ __forceinline__ void small_tile(const Params &p, const Tile &t
       store_l2(p.residual + r, widen<T>(row[r]));
     break;
   }
+  case OP_ATTEND:
   case OP_SCORES:
   case OP_VALUES: {
-    uint32_t chunks = fused ? 1 : p.chunks, p0, p1;
     if (t.part >= chunks || (fused && t.op == OP_VALUES)) break;
+    uint32_t p0, p1;
     chunk_range(position + 1, t.part, chunks, &p0, &p1);
     AttentionShared a = attention_shared(p, s.room);
     for (uint32_t kv = t.row0; kv < t.row1; kv++) {
-      if (t.op == OP_SCORES) {
-        __syncthreads(); // the last head's room
+      if (kv > t.row0) __syncthreads(); // the last head's room
+      if (fused || t.op == OP_ATTEND) {
+        if (kv > t.row0) attend_begin(p, t.layer, kv, position, p0, p1, a);
+        attend<T>(p, t.layer, kv, t.part, position, p0, p1, a);
+      } else if (t.op == OP_SCORES) {
         make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a.heads);
         chunk_scores<T>(p, t.layer, kv, t.part, p0, p1, a);
-        __syncthreads(); // this block's scores and their maximum, through L2, to all its threads
-      }
-      if (fused || t.op == OP_VALUES) chunk_values<T>(p, t.layer, kv, t.part, chunks, p0, p1, a);
+      } else chunk_values<T>(p, t.layer, kv, t.part, chunks, p0, p1, a);
     }
     break;
   }
@@ -268,7 +279,8 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
   int32_t token = -1;
   for (uint32_t step = 0; step < p.steps; step++) {
     const uint32_t position = p.position + step;
-    const bool fused = position < p.fused_context, wanted = step >= p.first_logits;
+    const bool wanted = step >= p.first_logits, fused = !p.one_pass && position < p.fused_context;
+    const uint32_t chunks = chunks_in_use(p, position);
     const uint32_t waves = wanted ? p.waves : p.head_wave;
     if (step < p.prompt_tokens) token = p.prompt[step];
     bool pending = false; // an arrival that we have not waited for
@@ -284,14 +296,16 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
         if (mine) {
           r = tile_rows(p, t);
           if (r.units) gemv_begin(r, w);
+          else if (t.op == OP_ATTEND || (fused && t.op == OP_SCORES))
+            begin_attention(p, t, position, chunks, s);
         }
         if (!begun && pending && !barrier.wait(p, step, wave)) return;
         if (begun || !pending) __syncthreads(); // shared memory was the last tile's
         if (p.trace && step == p.trace_step && !begun && threadIdx.x == 0)
           p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2] = global_nanoseconds();
         if (!mine) break;
-        if (r.units) gemv_tile<T>(p, t, position, fused, r, w, s);
-        else small_tile<T>(p, t, token, position, fused, s);
+        if (r.units) gemv_tile<T>(p, t, position, chunks, r, w, s);
+        else small_tile<T>(p, t, token, position, chunks, fused, s);
       }
       if (p.trace && step == p.trace_step && threadIdx.x == 0)
         p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2 + 1] = global_nanoseconds();
