@@ -62,6 +62,7 @@ static uint32_t split_rows(Builder *b, Op op, uint32_t layer, uint32_t rows, boo
                                  .part = numbered ? n : 0};
     n++;
   }
+  // No plan has 0 workers. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
   b->phase[op] = (uint32_t)((phase + rows) % workers);
   b->p->barrier[b->wave++] = BARRIER_ALWAYS;
   return n;
