@@ -371,7 +371,7 @@ static int run_loop(Session *s, const Options *o, const int32_t *prompt, uint32_
     bad = decoder_decode(&s->decoder, &last, 1, at, steps, true, ids, &made, &stopped, e);
     // The first token's time holds the first touch of every page, so it is not counted.
     if (!bad && total) decode_time(times, s->decoder.milliseconds / 1e3, made + stopped, at + 1);
-    if (made && emit(o, &d, ids, made, total == 0, e) != 0) return e->code == EXIT_OK ? 0 : -1;
+    if (made && emit(o, &d, ids, made, total == 0, e) != 0) return -1; // a closed pipe: say nothing
     total += made;
     times->tokens = total;
     if (made) last = ids[made - 1];
@@ -382,9 +382,9 @@ static int run_loop(Session *s, const Options *o, const int32_t *prompt, uint32_
   char *rest = NULL;
   if (!o->ids) detokenize_flush(&d, &rest);
   if (total) arrput(rest, '\n');
-  int closed = print(rest, arrlenu(rest), &ignored);
+  int closed = print(rest, arrlenu(rest), bad ? &ignored : e);
   arrfree(rest);
-  if (bad || closed) return bad;
+  if (bad || closed) return bad ? bad : closed;
   return interrupted ? fail(e, EXIT_INTERRUPTED, "interrupted after %u tokens", total) : 0;
 }
 
