@@ -33,7 +33,7 @@ check clang-format clang-format --dry-run -Werror "${c[@]}"
 # Only the program: it walks through a test's nested loops for minutes.
 check cppcheck cppcheck --quiet --std=c11 --language=c -D_GNU_SOURCE -D__linux__ -D__x86_64__ -I. -j 2 \
   --enable=warning,portability,performance --inline-suppr --error-exitcode=1 \
-  --suppress=missingIncludeSystem --suppress=unmatchedSuppression --suppress=unknownMacro -- *.c
+  --suppress=missingIncludeSystem --suppress=unmatchedSuppression --suppress=unknownMacro ./*.c
 #< lint-cppcheck
 
 #> lint-tidy

@@ -37,9 +37,9 @@ one_job() {
   shift
   timeout --kill-after=10 900 "$@" >"$file.out" 2>&1 </dev/null
   rc=$?
-  ok=$(grep -c '^ok ' "$file.out")
-  skipped=$(grep -c '^not ok .*# SKIP' "$file.out")
-  bad=$(($(grep -c '^not ok ' "$file.out") - skipped))
+  ok=$(grep -ac '^ok ' "$file.out")
+  skipped=$(grep -ac '^not ok .*# SKIP' "$file.out")
+  bad=$(($(grep -ac '^not ok ' "$file.out") - skipped))
   planned=$(sed -n 's/^1\.\.\([0-9][0-9]*\).*/\1/p' "$file.out" | head -n 1)
   if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
     echo "# $name ran too long and was ended" >>"$file.out"
@@ -60,10 +60,10 @@ one_job() {
     if [ "$bad" -eq 0 ]; then
       printf 'pass  %-28s %4d passed%s, %d s\n' "$name" "$ok" \
         "$([ "$skipped" -eq 0 ] || echo ", $skipped skipped")" $((SECONDS - start))
-      grep '^not ok .*# SKIP' "$file.out" | sed 's/^not ok [0-9]* # SKIP/      skipped:/'
+      grep -a '^not ok .*# SKIP' "$file.out" | sed 's/^not ok [0-9]* # SKIP/      skipped:/'
     else
       printf 'FAIL  %-28s %4d passed, %d failed; its output:\n' "$name" "$ok" "$bad"
-      tail -n 200 "$file.out" | sed 's/^/    | /'
+      grep -av '^ok ' "$file.out" | tail -n 200 | sed 's/^/    | /'
     fi
   } 9>"$log/lock"
 }

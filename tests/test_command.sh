@@ -455,7 +455,8 @@ try "$tiles" plan tiny-llama --target "this machine.tsv" --tsv
 [ "$rc" -eq 0 ] && within "$(value floor_ms)" 0.0000001 1000
 result $? "which plan reads"
 try "$tiles" bench synth --ctx 1,20 -n 4 --runs 2 --tsv
-[ "$rc" -eq 0 ] && [ "$(grep -c '' out)" -ge 3 ]
+# Where neighbours disturb every slice there is nothing to report, and it says so.
+[ "$rc" -eq 0 ] && [ "$(grep -c '' out)" -ge 3 ] || [ "$rc" -eq 1 ] && grep -q 'read rate changed' err
 result $? "bench prints a row for each context"
 try "$tiles" bench synth --ctx 100000
 refuses "bench beyond the model's context" 2 '100000'
