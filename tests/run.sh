@@ -63,7 +63,7 @@ one_job() {
       grep -a '^not ok .*# SKIP' "$file.out" | sed 's/^not ok [0-9]* # SKIP/      skipped:/'
     else
       printf 'FAIL  %-28s %4d passed, %d failed; its output:\n' "$name" "$ok" "$bad"
-      grep -av '^ok ' "$file.out" | tail -n 200 | sed 's/^/    | /'
+      grep -avE '^(ok|cc|c\+\+|g\+\+|gcc|clang) ' "$file.out" | tail -n 200 | sed 's/^/    | /'
     fi
   } 9>"$log/lock"
 }
@@ -79,8 +79,14 @@ build() {
 #< test-jobs
 
 #> test-kinds
-run_release() {
-  build release tiles tests
+sanitize='-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize'
+build_check() { build release tiles tests; }
+build_asan() { build asan B=build/asan OPT="$sanitize=address,undefined" tests build/asan/tiles; }
+build_tsan() { build tsan B=build/tsan OPT="$sanitize=thread" threaded-tests; }
+build_fuzz() { build fuzz B=build/fuzz CC=clang OPT="$sanitize=address,undefined,fuzzer-no-link" fuzzers; }
+build_lint() { :; }
+
+run_check() {
   local t
   for t in tests/test_*.c tests/test_*.cpp; do
     t=$(basename "${t%.*}")
@@ -90,8 +96,6 @@ run_release() {
 }
 
 run_asan() {
-  build asan B=build/asan tests build/asan/tiles \
-    OPT='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all'
   local t
   for t in tests/test_*.c tests/test_*.cpp; do
     t=$(basename "${t%.*}")
@@ -101,7 +105,6 @@ run_asan() {
 }
 
 run_tsan() {
-  build tsan B=build/tsan threaded-tests OPT='-O1 -g -fsanitize=thread'
   local t
   for t in tests/test_*.c; do
     grep -qE 'cpu_open|pthread_create' "$t" || continue
@@ -113,8 +116,6 @@ run_tsan() {
 run_lint() { job lint bash tests/lint.sh; }
 
 run_fuzz() {
-  build fuzz B=build/fuzz fuzzers CC=clang \
-    OPT='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all'
   local t
   for t in tests/fuzz_*.c; do
     t=$(basename "$t" .c)
@@ -123,20 +124,10 @@ run_fuzz() {
 }
 #< test-kinds
 
-case $what in
-  all)
-    run_release
-    run_asan
-    run_tsan
-    run_lint
-    run_fuzz
-    ;;
-  check) run_release ;;
-  asan) run_asan ;;
-  tsan) run_tsan ;;
-  lint) run_lint ;;
-  fuzz) run_fuzz ;;
-esac
+kinds=$what
+[ "$what" != all ] || kinds='check lint tsan asan fuzz'
+for kind in $kinds; do "build_$kind"; done
+for kind in $kinds; do "run_$kind"; done
 wait
 
 passed=0 failed=0 skipped=0
