@@ -10,19 +10,19 @@ one scale when it adds them. In *two passes* a scores tile stops at the scores, 
 chunks, so that the partials share one scale from the start. Up to `fused_context` positions the two-pass plan lets the tile of chunk 0 do
 all of it, which is the one pass again.
 
-**Layout.** A row of K or V is `head_dim` two-byte numbers: 128 bytes for a head of 64. Lanes take 16 bytes each, so eight
-lanes hold a row and a warp reads four rows at once. The dot product is finished by a butterfly over the lanes of a row. In one pass a warp works
-for one query head, and the heads of the group find the rows in shared memory.
+**Layout.** In one pass the chunk's rows are staged in shared memory, a block of positions at a time. For the scores a thread takes a position and four
+heads: it reads the key's row once and the queries as broadcasts. For the weighted values a lane takes two elements and four heads, and its warp every
+eighth position. Both are plain sums with nothing exchanged between lanes. In two passes the rows come from the cache; eight lanes hold a row of 128
+bytes, and a butterfly finishes the dot product.
 
 **Small code.** At a short context this tile has next to no work, and what it takes is the time to walk through its instructions once. An early
-version unrolled four heads into one long straight line: 8 µs a layer, most of it spent fetching instructions. So the loops here are
-rolled. :*/
+version unrolled four heads into one long straight line, 8 µs a layer. So the loops here are rolled where they can be. :*/
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 #include "device.cuh"
 
 //> attention_layout
-enum { HEADS_AT_ONCE = 4, ROWS_AHEAD = 4, EXPS_AT_ONCE = 1024 };
+enum { HEADS_AT_ONCE = 4, ROWS_AHEAD = 2, EXPS_AT_ONCE = 1024 };
 
 struct HeadLanes { // how a warp's lanes share rows of the cache
   uint32_t lanes;  // of a row, a power of two
@@ -60,72 +60,83 @@ __device__ __forceinline__ uint64_t cache_row(const Params &p, uint32_t layer, u
   return (((uint64_t)layer * p.kv_heads + kv) * p.context + position) * p.head_dim;
 }
 
-// Shared memory of an attention tile.
+// Shared memory of an attention tile. B is kv_rows, the positions of a block.
 struct AttentionShared {
-  float *heads;   // [group, head_dim] queries
-  float *max;     // [WARPS, group] or [2, WARPS]
-  float *exps;    // [HEADS_AT_ONCE, EXPS_AT_ONCE], two passes only
-  float *sums;    // [WARPS, HEADS_AT_ONCE, head_dim], or [WARPS, head_dim]
-  uint16_t *rows; // one pass: [2, kv_rows, head_dim] the chunk's first keys, then its first values
+  float2 *rotation; // [head_dim / 2] of the newest position
+  float *heads;     // [group + 2, head_dim] queries, the new key and the new value
+  float *max;  // [WARPS, group]; one pass: [group, 3] largest score, summed weights, last rescaling
+  float *exps; // one pass: [B, HEADS_AT_ONCE]; two passes: [HEADS_AT_ONCE, EXPS_AT_ONCE]
+  float *sums; // [WARPS, HEADS_AT_ONCE, head_dim]
+  float *out;  // one pass: [group, head_dim]
+  uint4 *rows; // one pass: [2 buffers, keys then values, B, head_dim / 8], swizzled
 };
 
 __host__ __device__ inline uint32_t attention_floats(bool one_pass, uint32_t group,
-                                                     uint32_t head_dim) {
-  uint32_t n = (group + 1) * head_dim + WARPS * (group < 2 ? 2 : group);
-  n = (n + 3) / 4 * 4;
-  return one_pass ? n + WARPS * head_dim
-                  : n + HEADS_AT_ONCE * EXPS_AT_ONCE + WARPS * HEADS_AT_ONCE * head_dim;
+                                                     uint32_t head_dim, uint32_t kv_rows) {
+  uint32_t n = head_dim + (group + 2) * head_dim + (WARPS * group + 3 * group + 3) / 4 * 4;
+  n += HEADS_AT_ONCE * (one_pass ? kv_rows : (uint32_t)EXPS_AT_ONCE);
+  return n + WARPS * HEADS_AT_ONCE * head_dim + group * head_dim;
 }
 
-__device__ __forceinline__ AttentionShared attention_shared(const Params &p, float *room) {
+__device__ __forceinline__ AttentionShared attention_shared(const Params &p, float *room,
+                                                            uint4 *ahead) {
   AttentionShared s;
-  s.heads = room;
-  s.max = s.heads + (p.group + 1) * p.head_dim;
-  s.exps = room + ((p.group + 1) * p.head_dim + WARPS * max(p.group, 2u) + 3) / 4 * 4;
-  s.sums = p.one_pass ? s.exps : s.exps + HEADS_AT_ONCE * EXPS_AT_ONCE;
-  s.rows = (uint16_t *)(room + attention_floats(p.one_pass, p.group, p.head_dim));
+  s.rotation = (float2 *)room;
+  s.heads = room + p.head_dim;
+  s.max = s.heads + (p.group + 2) * p.head_dim;
+  s.exps = s.max + (WARPS * p.group + 3 * p.group + 3) / 4 * 4;
+  s.sums = s.exps + HEADS_AT_ONCE * (p.one_pass ? p.kv_rows : (uint32_t)EXPS_AT_ONCE);
+  s.out = s.sums + WARPS * HEADS_AT_ONCE * p.head_dim;
+  s.rows = ahead;
   return s;
 }
 //< attention_layout
 
-/*: ## Queries and the new key
+/*: ## Queries, the new key and the new value
 
 A warp a head: norm it where the family says so, turn it, keep it in shared memory. The tile that holds the newest position does the same with
 the key and writes it to the cache, rounded to two bytes. :*/
 //> attention_heads
 template <DType T>
 __device__ __forceinline__ void make_heads(const Params &p, uint32_t layer, uint32_t kv,
-                                           uint32_t position, bool newest, float *heads) {
+                                           uint32_t position, bool newest, float *heads,
+                                           const float2 *rotation) {
   const uint32_t lane = threadIdx.x % WARP, half = p.head_dim / 2;
   const float *vectors = p.vectors + (uint64_t)layer * p.layer_floats;
-  for (uint32_t h = threadIdx.x / WARP; h < p.group + newest; h += WARPS) {
-    const bool key = h == p.group;
-    const uint32_t from = key ? p.heads + kv : kv * p.group + h;
+#pragma unroll 1
+  for (uint32_t h = threadIdx.x / WARP; h < p.group + 2 * newest; h += WARPS) {
+    const bool key = h == p.group, value = h == p.group + 1;
+    const uint32_t from = key ? p.heads + kv : value ? p.heads + p.kv_heads + kv : kv * p.group + h;
     const float *in = p.qkv_out + (uint64_t)from * p.head_dim;
-    float *out = heads + h * p.head_dim, scale = 1;
-    if (p.qk_norm) {
+    float *out = heads + h * p.head_dim, scale = key ? 1 : p.score_scale;
+    if (p.qk_norm && !value) {
       float squares = 0;
       for (uint32_t d = lane; d < p.head_dim; d += WARP) {
         float v = load_l2(in + d);
         squares += v * v;
       }
-      scale = 1.0f / sqrtf(warp_sum(squares) / (float)p.head_dim + p.rms_eps);
+      scale *= 1.0f / sqrtf(warp_sum(squares) / (float)p.head_dim + p.rms_eps);
     }
     uint16_t *row = p.keys + cache_row(p, layer, kv, position);
 #pragma unroll 1
     for (uint32_t d = lane; d < half; d += WARP) {
       float a = load_l2(in + d), b = load_l2(in + d + half);
-      float2 r = p.rotation[(uint64_t)position * half + d];
-      if (p.qk_norm) {
-        const float *norm = vectors + (key ? p.k_norm : p.q_norm);
-        a *= scale * norm[d];
-        b *= scale * norm[d + half];
+      if (!value) {
+        const float2 r = rotation[d];
+        if (p.qk_norm) {
+          const float *norm = vectors + (key ? p.k_norm : p.q_norm);
+          a *= norm[d];
+          b *= norm[d + half];
+        }
+        const float x = a * r.x - b * r.y, y = b * r.x + a * r.y;
+        a = x * scale;
+        b = y * scale;
       }
-      out[d] = a * r.x - b * r.y;
-      out[d + half] = b * r.x + a * r.y;
+      out[d] = a;
+      out[d + half] = b;
       if (!key) continue;
-      row[d] = narrow<T>(out[d]);
-      row[d + half] = narrow<T>(out[d + half]);
+      row[d] = narrow<T>(a);
+      row[d + half] = narrow<T>(b);
     }
   }
   __syncthreads();
@@ -134,149 +145,181 @@ __device__ __forceinline__ void make_heads(const Params &p, uint32_t layer, uint
 
 /*: ## One pass
 
-All earlier positions of the cache are known before the wave begins: `attend_begin` copies the chunk's first rows into shared memory while the
-barrier is still waited for, with no register held. The newest position's row comes from this token's QKV wave, so it is read after it, as are
-rows beyond what shared memory holds.
+All earlier positions of the cache are known before the wave begins: `attend_begin` copies the chunk's first block into shared memory while the
+barrier is still waited for. Later blocks are copied while the one before is worked on. The newest position's rows come from this token's QKV wave; they
+are put into their place when they are known.
 
-A warp takes one query head and every n-th group of rows. Each row's lanes keep their own largest score, sum of weights and weighted values in
-registers, and rescale them when a larger score comes: no thread waits for another until the end, where a warp's rows and then a head's warps
-are brought to one scale. :*/
+Sixteen bytes of row i that belong to lane-group v lie at v ^ (i % 8): threads that read the same piece of neighbouring rows would otherwise meet in the same
+banks. :*/
 //> attention_one_pass
-__device__ __forceinline__ void attend_begin(const Params &p, uint32_t layer, uint32_t kv,
-                                             uint32_t newest, uint32_t p0, uint32_t p1,
-                                             const AttentionShared &s) {
-  const uint32_t vectors = p.head_dim / 8, rows = min(min(p1, newest) - p0, p.kv_rows);
-  const uint4 *k = (const uint4 *)(p.keys + cache_row(p, layer, kv, p0));
-  const uint4 *v = (const uint4 *)(p.values + cache_row(p, layer, kv, p0));
-  uint4 *to = (uint4 *)s.rows;
+__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t vector, uint32_t vectors) {
+  return row * vectors + (vector ^ (vectors % 8 ? 0 : row % 8));
+}
+
+// Positions [b0, b0 + n) into a buffer, but for the newest.
+__device__ __forceinline__ void stage_rows(const Params &p, uint32_t layer, uint32_t kv,
+                                           uint32_t newest, uint32_t b0, uint32_t n, uint4 *to) {
+  const uint32_t vectors = p.head_dim / 8, rows = min(b0 + n, newest) - b0;
+  const uint4 *k = (const uint4 *)(p.keys + cache_row(p, layer, kv, b0));
+  const uint4 *v = (const uint4 *)(p.values + cache_row(p, layer, kv, b0));
+#pragma unroll 2
   for (uint32_t i = threadIdx.x; i < rows * vectors; i += BLOCK) {
-    copy_async(to + i, k + i);
-    copy_async(to + p.kv_rows * vectors + i, v + i);
+    const uint32_t row = i / vectors, at = swizzled(row, i - row * vectors, vectors);
+    copy_async(to + at, k + i);
+    copy_async(to + p.kv_rows * vectors + at, v + i);
   }
 }
 
-// What one row's lanes know of the positions that they have seen.
-struct Seen {
-  float max, weight, sum[8];
-};
+__device__ __forceinline__ void attend_begin(const Params &p, uint32_t layer, uint32_t kv,
+                                             uint32_t newest, uint32_t p0, uint32_t p1,
+                                             const AttentionShared &s) {
+  const uint4 *turn = (const uint4 *)(p.rotation + (uint64_t)newest * (p.head_dim / 2));
+  if (threadIdx.x < p.head_dim / 4)
+    copy_async((uint4 *)s.rotation + threadIdx.x, turn + threadIdx.x);
+  stage_rows(p, layer, kv, newest, p0, min(p1 - p0, p.kv_rows), s.rows);
+}
 
-// Brings `b` to the scale of both and adds it.
-__device__ __forceinline__ void merge(Seen &a, const Seen &b) {
-  float m = b.max <= a.max ? a.max : b.max; // NaN takes over
-  float mine = a.max == -INFINITY ? 0 : expf(a.max - m),
-        theirs = b.max == -INFINITY ? 0 : expf(b.max - m);
-  a.max = m;
-  a.weight = a.weight * mine + b.weight * theirs;
+template <DType T> __device__ __forceinline__ uint4 narrow8(const float *x) {
+  uint32_t u[4];
 #pragma unroll
-  for (int e = 0; e < 8; e++) a.sum[e] = a.sum[e] * mine + b.sum[e] * theirs;
+  for (int k = 0; k < 4; k++) u[k] = narrow<T>(x[2 * k]) | (uint32_t)narrow<T>(x[2 * k + 1]) << 16;
+  return make_uint4(u[0], u[1], u[2], u[3]);
+}
+
+// Scores of n staged keys for four heads, a thread a position, into exps.
+template <DType T>
+__device__ __forceinline__ void block_scores(const Params &p, uint32_t h0, uint32_t n,
+                                             const uint4 *rows, const AttentionShared &s) {
+  const uint32_t vectors = p.head_dim / 8;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < n; i += BLOCK) {
+    float score[HEADS_AT_ONCE] = {0, 0, 0, 0};
+#pragma unroll 2
+    for (uint32_t v = 0; v < vectors; v++) {
+      float k[8];
+      widen8<T>(rows[swizzled(i, v, vectors)], k);
+#pragma unroll
+      for (uint32_t h = 0; h < HEADS_AT_ONCE; h++) {
+        const float4 *q = (const float4 *)(s.heads + min(h0 + h, p.group - 1) * p.head_dim + v * 8);
+        const float4 a = q[0], b = q[1];
+        score[h] = fmaf(k[0], a.x, fmaf(k[1], a.y, fmaf(k[2], a.z, fmaf(k[3], a.w, score[h]))));
+        score[h] = fmaf(k[4], b.x, fmaf(k[5], b.y, fmaf(k[6], b.z, fmaf(k[7], b.w, score[h]))));
+      }
+    }
+    *(float4 *)(s.exps + i * HEADS_AT_ONCE) = make_float4(score[0], score[1], score[2], score[3]);
+  }
+}
+
+// A warp a head: the block's largest score joins the head's, scores become weights, and what was summed before is to be rescaled.
+__device__ __forceinline__ void block_weights(const Params &p, uint32_t h0, uint32_t n,
+                                              const AttentionShared &s) {
+  const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  if (warp >= HEADS_AT_ONCE || h0 + warp >= p.group) return;
+  float *known = s.max + 3 * (h0 + warp), most = known[0], sum = 0;
+#pragma unroll 2
+  for (uint32_t i = lane; i < n; i += WARP) {
+    const float score = s.exps[i * HEADS_AT_ONCE + warp];
+    if (!(score <= most)) most = score; // NaN takes over
+  }
+  most = warp_max(most);
+#pragma unroll 2
+  for (uint32_t i = lane; i < n; i += WARP) {
+    const float weight = __expf(s.exps[i * HEADS_AT_ONCE + warp] - most);
+    s.exps[i * HEADS_AT_ONCE + warp] = weight;
+    sum += weight;
+  }
+  sum = warp_sum(sum);
+  if (lane) return;
+  const float scale = known[0] == -INFINITY ? 0 : __expf(known[0] - most);
+  known[0] = most;
+  known[1] = known[1] * scale + sum;
+  known[2] = scale;
+}
+
+// Weighted values of n staged rows for four heads: a lane two elements, a warp every WARPS-th position; then the warps in order.
+template <DType T>
+__device__ __forceinline__ void block_values(const Params &p, uint32_t h0, uint32_t n,
+                                             const uint4 *rows, const AttentionShared &s) {
+  const uint32_t warp = threadIdx.x / WARP, vectors = p.head_dim / 8;
+#pragma unroll 1
+  for (uint32_t d = threadIdx.x % WARP * 2; d < p.head_dim; d += 2 * WARP) {
+    float2 sum[HEADS_AT_ONCE];
+#pragma unroll
+    for (uint32_t h = 0; h < HEADS_AT_ONCE; h++) sum[h] = make_float2(0, 0);
+#pragma unroll 4
+    for (uint32_t i = warp; i < n; i += WARPS) {
+      const uint32_t pair = ((const uint32_t *)(rows + swizzled(i, d / 8, vectors)))[d % 8 / 2];
+      const float a = widen<T>((uint16_t)(pair & 0xffff)), b = widen<T>((uint16_t)(pair >> 16));
+      const float4 e = *(const float4 *)(s.exps + i * HEADS_AT_ONCE);
+      const float w[HEADS_AT_ONCE] = {e.x, e.y, e.z, e.w};
+#pragma unroll
+      for (uint32_t h = 0; h < HEADS_AT_ONCE; h++) {
+        sum[h].x = fmaf(a, w[h], sum[h].x);
+        sum[h].y = fmaf(b, w[h], sum[h].y);
+      }
+    }
+#pragma unroll
+    for (uint32_t h = 0; h < HEADS_AT_ONCE; h++)
+      *(float2 *)(s.sums + (warp * HEADS_AT_ONCE + h) * p.head_dim + d) = sum[h];
+  }
+  __syncthreads();
+  const uint32_t heads = min(p.group - h0, (uint32_t)HEADS_AT_ONCE);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < heads * p.head_dim; i += BLOCK) {
+    float total = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < WARPS; w++) total += s.sums[w * HEADS_AT_ONCE * p.head_dim + i];
+    float *out = s.out + h0 * p.head_dim + i;
+    *out = *out * s.max[3 * (h0 + i / p.head_dim) + 2] + total;
+  }
+  __syncthreads();
 }
 
 template <DType T>
 __device__ __forceinline__ void attend(const Params &p, uint32_t layer, uint32_t kv, uint32_t part,
                                        uint32_t newest, uint32_t p0, uint32_t p1,
                                        const AttentionShared &s) {
-  const HeadLanes at = head_lanes(p.head_dim);
-  const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const uint32_t splits = p.group < WARPS ? WARPS / p.group : 1, split = warp / p.group;
-  const uint32_t vectors = p.head_dim / 8, staged = min(min(p1, newest) - p0, p.kv_rows);
-  const uint4 *k = (const uint4 *)(p.keys + cache_row(p, layer, kv, p0) + at.d);
-  const uint4 *v = (const uint4 *)(p.values + cache_row(p, layer, kv, p0) + at.d);
-  const uint4 *near_k = (const uint4 *)(s.rows + at.d), *near_v = near_k + p.kv_rows * vectors;
-  make_heads<T>(p, layer, kv, newest, newest < p1, s.heads);
-  copy_async_wait();
-  __syncthreads(); // the staged rows, and the new key in the cache, to all threads
-#pragma unroll 1
-  for (uint32_t h = warp % p.group; h < p.group && split < splits; h += WARPS) {
-    float q[8];
-    Seen seen = {-INFINITY, 0, {0, 0, 0, 0, 0, 0, 0, 0}};
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-      q[e] = at.inside ? s.heads[h * p.head_dim + at.d + e] * p.score_scale : 0;
-    const uint32_t n = p1 - p0, stride = splits * at.rows;
-#pragma unroll 2
-    for (uint32_t base = split * at.rows; base < n; base += stride) {
-      const uint32_t i = base + at.row;
-      uint4 kr = make_uint4(0, 0, 0, 0), vr = kr;
-      if (at.inside && i < n) {
-        kr = i < staged ? near_k[i * vectors] : load_l2(k + (uint64_t)i * vectors);
-        vr = i < staged ? near_v[i * vectors] : load_l2(v + (uint64_t)i * vectors);
-      }
-      float w[8], score = 0;
-      widen8<T>(kr, w);
-#pragma unroll
-      for (int e = 0; e < 8; e++) score = fmaf(w[e], q[e], score);
-      for (uint32_t o = at.lanes / 2; o; o >>= 1) score += __shfl_xor_sync(0xffffffffu, score, o);
-      if (!(i < n)) continue; // whole rows of lanes; the next shuffle is a round away, and for all
-      if (!(score <= seen.max)) {
-        float scale = seen.max == -INFINITY ? 0 : expf(seen.max - score);
-        seen.max = score;
-        seen.weight *= scale;
-#pragma unroll
-        for (int e = 0; e < 8; e++) seen.sum[e] *= scale;
-      }
-      const float weight = expf(score - seen.max);
-      seen.weight += weight;
-      widen8<T>(vr, w);
-#pragma unroll
-      for (int e = 0; e < 8; e++) seen.sum[e] = fmaf(w[e], weight, seen.sum[e]);
-    }
-#pragma unroll 1
-    for (uint32_t o = at.lanes; o < WARP; o *= 2) { // both sides compute the same
-      Seen other;
-      other.max = __shfl_xor_sync(0xffffffffu, seen.max, o);
-      other.weight = __shfl_xor_sync(0xffffffffu, seen.weight, o);
-#pragma unroll
-      for (int e = 0; e < 8; e++) other.sum[e] = __shfl_xor_sync(0xffffffffu, seen.sum[e], o);
-      if (at.row & (o / at.lanes)) {
-        merge(other, seen);
-        seen = other;
-      } else merge(seen, other);
-    }
-    const uint64_t head = (uint64_t)part * p.heads + kv * p.group + h;
-    if (splits == 1) {
-      if (at.row == 0 && at.inside)
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-          store_l2(p.attention + head * p.head_dim + at.d + e, seen.sum[e]);
-      if (lane == 0) {
-        store_l2(p.denominator + head, seen.weight);
-        store_l2(p.score_max + head, seen.max);
-      }
-    } else {
-      if (at.row == 0 && at.inside)
-#pragma unroll
-        for (int e = 0; e < 8; e++) s.sums[warp * p.head_dim + at.d + e] = seen.sum[e];
-      if (lane == 0) {
-        s.max[warp] = seen.max;
-        s.max[WARPS + warp] = seen.weight;
-      }
-    }
+  const uint32_t vectors = p.head_dim / 8, buffer = 2 * p.kv_rows * vectors;
+  for (uint32_t i = threadIdx.x; i < p.group * p.head_dim; i += BLOCK) s.out[i] = 0;
+  if (threadIdx.x < p.group) {
+    s.max[3 * threadIdx.x] = -INFINITY;
+    s.max[3 * threadIdx.x + 1] = 0;
   }
-  if (splits == 1) return;
-  __syncthreads();
-  // A head's warps to one scale, in their order.
+  copy_async_wait();
+  __syncthreads(); // the first block and the rotation, to all threads
+  make_heads<T>(p, layer, kv, newest, newest < p1, s.heads, s.rotation);
+  uint4 *rows = s.rows, *next = s.rows + buffer;
 #pragma unroll 1
-  for (uint32_t n = threadIdx.x; n < p.group * p.head_dim; n += BLOCK) {
-    const uint32_t h = n / p.head_dim, d = n % p.head_dim;
-    float m = s.max[h], total = 0, weights = 0;
-#pragma unroll 1
-    for (uint32_t k2 = 1; k2 < splits; k2++) {
-      float other = s.max[k2 * p.group + h];
-      if (!(other <= m)) m = other;
+  for (uint32_t b0 = p0; b0 < p1; b0 += p.kv_rows) {
+    const uint32_t n = min(p1 - b0, p.kv_rows), after = b0 + n;
+    if (after < p1) stage_rows(p, layer, kv, newest, after, min(p1 - after, p.kv_rows), next);
+    if (newest - b0 < n) { // its key and value, rounded as the cache holds them
+      const uint32_t v = threadIdx.x % vectors, which = threadIdx.x / vectors;
+      if (which < 2)
+        rows[which * p.kv_rows * vectors + swizzled(newest - b0, v, vectors)] =
+            narrow8<T>(s.heads + (p.group + which) * p.head_dim + v * 8);
+      __syncthreads();
     }
 #pragma unroll 1
-    for (uint32_t k2 = 0; k2 < splits; k2++) {
-      const uint32_t w2 = k2 * p.group + h;
-      float scale = s.max[w2] == -INFINITY ? 0 : expf(s.max[w2] - m);
-      total += scale * s.sums[w2 * p.head_dim + d];
-      weights += scale * s.max[WARPS + w2];
+    for (uint32_t h0 = 0; h0 < p.group; h0 += HEADS_AT_ONCE) {
+      block_scores<T>(p, h0, n, rows, s);
+      __syncthreads();
+      block_weights(p, h0, n, s);
+      __syncthreads();
+      block_values<T>(p, h0, n, rows + p.kv_rows * vectors, s);
     }
-    const uint64_t head = (uint64_t)part * p.heads + kv * p.group + h;
-    store_l2(p.attention + head * p.head_dim + d, total);
-    if (d == 0) {
-      store_l2(p.denominator + head, weights);
-      store_l2(p.score_max + head, m);
-    }
+    copy_async_wait();
+    if (after < p1) __syncthreads(); // the next block, to all threads
+    uint4 *done = rows;
+    rows = next;
+    next = done;
+  }
+  const uint64_t head0 = (uint64_t)part * p.heads + kv * p.group;
+  for (uint32_t i = threadIdx.x; i < p.group * p.head_dim; i += BLOCK)
+    store_l2(p.attention + head0 * p.head_dim + i, s.out[i]);
+  if (threadIdx.x < p.group) {
+    store_l2(p.score_max + head0 + threadIdx.x, s.max[3 * threadIdx.x]);
+    store_l2(p.denominator + head0 + threadIdx.x, s.max[3 * threadIdx.x + 1]);
   }
 }
 //< attention_one_pass
@@ -321,7 +364,6 @@ __device__ __forceinline__ void chunk_scores(const Params &p, uint32_t layer, ui
 #pragma unroll
           for (int e = 0; e < 8; e++) dot = fmaf(w[e], q[i][e], dot);
           for (uint32_t o = at.lanes / 2; o; o >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, o);
-          dot *= p.score_scale;
           if (position < p1 && h0 + i < p.group) {
             if (at.d == 0)
               store_l2(p.scores + (uint64_t)(kv * p.group + h0 + i) * p.context + position, dot);
@@ -376,7 +418,7 @@ __device__ __forceinline__ void chunk_values(const Params &p, uint32_t layer, ui
       __syncthreads(); // the exponentials of the last round, and of another use, have been read
       if (mine < p.group)
         for (uint32_t i = warp / HEADS_AT_ONCE * WARP + lane; i < n; i += shares * WARP) {
-          float e = expf(load_l2(p.scores + (uint64_t)(head0 + mine) * p.context + b0 + i) - max);
+          float e = __expf(load_l2(p.scores + (uint64_t)(head0 + mine) * p.context + b0 + i) - max);
           s.exps[(mine - h0) * EXPS_AT_ONCE + i] = e;
           weight += e;
         }
@@ -444,23 +486,21 @@ __device__ __forceinline__ void chunk_values(const Params &p, uint32_t layer, ui
 What Wo multiplies is the sum of the partials over the summed weights, in the order of the chunks. Partials of two passes share a scale; those of
 one pass are brought to the largest first. Every Wo tile merges for itself, from L2. :*/
 //> attention_merge
+// One chunk: nothing to bring to one scale. raw: [columns], the partial as this thread asked for it.
+__device__ __forceinline__ void scale_attention(const Params &p, uint32_t columns, float *raw) {
+#pragma unroll 2
+  for (uint32_t e = threadIdx.x * 4; e < columns; e += BLOCK * 4) {
+    if (e >= p.heads * p.head_dim) break;
+    const float f = 1.0f / load_l2(p.denominator + e / p.head_dim);
+    float4 *v = (float4 *)(raw + e);
+    *v = make_float4(v->x * f, v->y * f, v->z * f, v->w * f);
+  }
+}
+
 // factors: [chunks in use, heads]
 __device__ __forceinline__ void stage_attention(const Params &p, uint32_t chunks, uint32_t columns,
                                                 float *staged, float *factors) {
   const uint32_t width = p.heads * p.head_dim;
-  if (chunks == 1) { // one partial: nothing to weigh, and one trip to L2
-    for (uint32_t e = threadIdx.x * 4; e < columns; e += BLOCK * 4) {
-      float4 v = make_float4(0, 0, 0, 0);
-      if (e < width) {
-        v = load_l2((const float4 *)(p.attention + e));
-        float f = 1.0f / load_l2(p.denominator + e / p.head_dim);
-        v = make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
-      }
-      *(float4 *)(staged + plane_index(e, columns / 2)) = v;
-    }
-    __syncthreads();
-    return;
-  }
   for (uint32_t h = threadIdx.x; h < p.heads; h += BLOCK) {
     float m = 0, weight = 0;
     if (p.one_pass) {
@@ -473,7 +513,7 @@ __device__ __forceinline__ void stage_attention(const Params &p, uint32_t chunks
     }
 #pragma unroll 4
     for (uint32_t c = 0; c < chunks; c++) {
-      float scale = p.one_pass ? expf(load_l2(p.score_max + (uint64_t)c * p.heads + h) - m) : 1;
+      float scale = p.one_pass ? __expf(load_l2(p.score_max + (uint64_t)c * p.heads + h) - m) : 1;
       factors[c * p.heads + h] = scale;
       weight += scale * load_l2(p.denominator + (uint64_t)c * p.heads + h);
     }

@@ -61,6 +61,22 @@ __device__ __forceinline__ void copy_async(uint4 *shared, const uint4 *global) {
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
+// Ends a group of copies; and waits until all but this thread's last n groups are done, n at most 7.
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void copy_async_wait_but(uint32_t n) {
+  switch (n) {
+  case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+  case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+  case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+  case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+  case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+  case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
+  case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
+  default: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
+  }
+}
 __device__ __forceinline__ unsigned long long global_nanoseconds() {
   unsigned long long t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -87,6 +103,8 @@ cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads
 
 inline void copy_async(uint4 *shared, const uint4 *global) { *shared = *global; }
 inline void copy_async_wait() {}
+inline void copy_async_commit() {}
+inline void copy_async_wait_but(uint32_t) {}
 
 template <class... P>
 cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads,
@@ -112,6 +130,10 @@ struct DeviceMatrix {
   uint64_t offset; // bytes from Params.weights, of layer 0
   uint32_t stride; // bytes a row
   uint32_t columns;
+  // How a warp walks its rows; divisions are dear in a kernel, so the host makes them.
+  uint32_t segments, steps;             // of a row, and 16-byte loads a lane of one of them
+  uint32_t unit_stride, segment_stride; // WARPS / segments, WARPS % segments
+  uint32_t warp_unit; // 2^16 / segments, rounded up: w / segments = w * warp_unit >> 16
 };
 
 struct Candidate {
@@ -147,8 +169,12 @@ struct Params {
   const uint32_t *first;   // [workers + 1]
   const uint32_t *barrier; // [waves]
   uint32_t workers, waves, head_wave, chunks, ffn_parts, slots, fused_context;
-  uint32_t kv_rows;   // rows of K, and of V, that an attend tile may stage
-  uint32_t tile_room; // tiles of one worker that fit into shared memory
+  uint32_t room_bytes,
+      ahead_bytes; // shared memory of a tile in work, and of the next one's weights or K/V rows
+  uint32_t gain_floats; // of a norm: hidden, padded
+  uint32_t early_warps; // that ask for their first weights before the barrier
+  uint32_t kv_rows;     // rows of K, and of V, that an attend tile may stage
+  uint32_t tile_room;   // tiles of one worker that fit into shared memory
   // one token's values
   float *residual;      // [hidden]
   float *qkv_out;       // [heads + 2 kv_heads, head_dim]

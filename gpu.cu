@@ -81,7 +81,7 @@ extern "C" int gpu_target(int device, uint32_t workers, Target *out, Error *e) {
   out->threads = BLOCK;
   out->registers = (uint32_t)kernel.numRegs;
   out->shared_bytes = (uint32_t)card.sharedMemPerBlockOptin;
-  out->fused_context = 1024;
+  out->fused_context = 256;
   snprintf(out->fingerprint, sizeof out->fingerprint, "%s", kernel_fingerprint());
   uint32_t blocks;
   if (resident_blocks(DT_BF16, out->shared_bytes, device, &blocks, e) != 0) return -1;
@@ -118,11 +118,17 @@ struct Gpu {
 static uint32_t round_up(uint64_t n, uint32_t to) { return (uint32_t)((n + to - 1) / to * to); }
 
 static DeviceMatrix place(uint64_t *at, uint64_t rows, uint32_t columns) {
-  DeviceMatrix m;
+  DeviceMatrix m = {};
   m.columns = round_up(columns, 8);
   m.stride = m.columns * 2;
   m.offset = *at;
   *at = (*at + rows * m.stride + 255) / 256 * 256;
+  uint32_t steps = (m.columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
+  m.segments = (steps + STEPS - 1) / STEPS;
+  m.steps = (steps + m.segments - 1) / m.segments;
+  m.unit_stride = WARPS / m.segments;
+  m.segment_stride = WARPS % m.segments;
+  m.warp_unit = (65536 + m.segments - 1) / m.segments;
   return m;
 }
 
@@ -169,6 +175,8 @@ static void lay_out(Gpu *g) {
 
 The most that any tile of this plan needs; the layout is `block_shared`'s. :*/
 //> gpu_shared
+enum { EARLY_WARPS = WARPS }; // that ask for weights before the barrier
+
 static uint32_t room_floats(const Gpu *g, const Tile *t) {
   const Shape *s = &g->model->shape;
   const Params *p = &g->params;
@@ -192,37 +200,35 @@ static uint32_t room_floats(const Gpu *g, const Tile *t) {
   case OP_LM_HEAD: columns = p->lm_head.columns; break;
   case OP_ATTEND:
   case OP_SCORES:
-  case OP_VALUES:
-    return attention_floats(p->one_pass || t->op == OP_ATTEND, (uint32_t)(s->heads / s->kv_heads),
-                            (uint32_t)s->head_dim);
+  case OP_VALUES: return attention_floats(p->one_pass, p->group, p->head_dim, p->kv_rows);
   default: return 0;
   }
-  uint32_t segments = (columns + SEGMENT_COLUMNS - 1) / SEGMENT_COLUMNS;
-  return columns + (segments > 1 ? 2 * units * segments : 0) + more;
+  uint32_t segments = (columns + SEGMENT_COLUMNS - 1) / SEGMENT_COLUMNS,
+           sums = 2 * units * segments;
+  return columns + (segments > 1 && sums > columns ? sums : columns) + more;
 }
 
 static uint32_t shared_bytes(Gpu *g, uint32_t card) {
   const Plan *plan = g->plan;
-  uint32_t most = 0, tiles = 0, attention = 0;
+  Params *p = &g->params;
+  uint32_t most = 0, tiles = 0, row = p->head_dim * 4;
+  // Two buffers of blocks of K and V rows: on a card with little shared memory, smaller blocks.
+  p->kv_rows = BLOCK;
+  while (p->kv_rows > WARP && 2 * p->kv_rows * row > card / 2) p->kv_rows -= WARP;
   for (uint32_t i = 0; i < plan->tile_count; i++) {
     uint32_t n = room_floats(g, &plan->tile[i]);
     if (n > most) most = n;
-    if (plan->tile[i].op == OP_ATTEND || plan->tile[i].op == OP_SCORES) attention = n;
   }
   for (uint32_t w = 0; w < plan->workers; w++)
     if (plan->first[w + 1] - plan->first[w] > tiles) tiles = plan->first[w + 1] - plan->first[w];
-  g->params.tile_room = tiles < 512 ? tiles : 512;
-  uint32_t fixed = round_up(g->params.tile_room * sizeof(Tile), 128) +
-                   WARPS * (uint32_t)(sizeof(Candidate) + sizeof(float));
-  // What is left of the card's shared memory stages rows of K and V, as many as a chunk can have.
-  uint32_t row = (uint32_t)g->model->shape.head_dim * 4, rows = 0;
-  if (fixed + attention * 4 < card) rows = (card - fixed - attention * 4) / row;
-  if (rows > g->context) rows = g->context;
-  if (rows > plan->fused_context) rows = plan->fused_context;
-  if (rows > 1024) rows = 1024;
-  g->params.kv_rows = rows;
-  uint32_t staged = attention * 4 + rows * row;
-  return fixed + (staged > most * 4 ? staged : most * 4);
+  p->tile_room = tiles < 512 ? tiles : 512;
+  p->room_bytes = round_up(most * sizeof(float), 128);
+  p->gain_floats = p->qkv.columns;
+  p->early_warps = EARLY_WARPS;
+  p->ahead_bytes = 2 * p->kv_rows * row;
+  return round_up(SHARED_FIXED + p->gain_floats * sizeof(float) + p->room_bytes + p->ahead_bytes +
+                      p->tile_room * sizeof(Tile),
+                  128);
 }
 //< gpu_shared
 

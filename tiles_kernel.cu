@@ -12,22 +12,32 @@ does next is the next line of its list, and the host only launches and reads. :*
 
 /*: ## A block's shared memory
 
-The staged vector and the GEMV's partial sums share their room with attention, which needs neither. :*/
+Two large parts. The *room* belongs to the tile in work: the staged vector and what it makes of it, or attention's queries and sums. What lies
+*ahead* are rows of K and V for the next tile, filled as soon as this one is done, before the barrier. :*/
 //> kernel_shared
 struct Shared {
-  Tile *tiles;          // [tile_room] this worker's, in order
+  const Params
+      *params; // a copy: functions that are not inlined would read the original from far away
+  Tile *tiles; // [tile_room] this worker's, in order
   Candidate *candidate; // [WARPS]
   float *reduce;        // [WARPS]
-  float *room; // the staged vector, then partial sums or the FFN's activation; or attention
+  float *gains;         // [gain_floats] weights of a norm
+  float *room;          // [room_bytes / 4]
+  uint4 *ahead;         // [ahead_bytes / 16]
 };
+
+enum { SHARED_PARAMS = (sizeof(Params) + 127) / 128 * 128 };
+enum { SHARED_FIXED = SHARED_PARAMS + WARPS * (sizeof(Candidate) + sizeof(float)) };
 
 static __device__ __forceinline__ Shared block_shared(const Params &p, unsigned char *bytes) {
   Shared s;
-  s.tiles = (Tile *)bytes;
-  bytes += (p.tile_room * sizeof(Tile) + 127) / 128 * 128;
-  s.candidate = (Candidate *)bytes;
-  s.reduce = (float *)(bytes + WARPS * sizeof(Candidate));
-  s.room = (float *)(bytes + WARPS * sizeof(Candidate) + WARPS * sizeof(float));
+  s.params = (const Params *)bytes;
+  s.candidate = (Candidate *)(bytes + SHARED_PARAMS);
+  s.reduce = (float *)(s.candidate + WARPS);
+  s.gains = s.reduce + WARPS;
+  s.room = s.gains + p.gain_floats;
+  s.ahead = (uint4 *)((unsigned char *)s.room + p.room_bytes);
+  s.tiles = (Tile *)((unsigned char *)s.ahead + p.ahead_bytes);
   return s;
 }
 //< kernel_shared
@@ -60,27 +70,34 @@ static __device__ __forceinline__ const float *layer_vector(const Params &p, uin
   return at == NO_VECTOR ? nullptr : p.vectors + (uint64_t)layer * p.layer_floats + at;
 }
 
-// The vector that the tile's rows are multiplied with, staged in shared memory.
-static __device__ __forceinline__ void stage(const Params &p, const Tile &t, uint32_t chunks,
-                                             uint32_t columns, const Shared &s, float *own) {
-  switch (t.op) {
-  case OP_QKV:
-  case OP_FFN:
-  case OP_GATE_UP:
-    stage_normed(p.residual, layer_vector(p, t.layer, t.op == OP_QKV ? p.attn_norm : p.ffn_norm),
-                 p.hidden, columns, p.rms_eps, s.room, s.reduce);
-    break;
-  case OP_WO: stage_attention(p, chunks, columns, s.room, own + (t.row1 - t.row0)); break;
-  default: stage_plain(t.op == OP_DOWN ? p.activation : p.normed, columns, s.room); break;
-  }
-}
-
 // The residual of the tile's own rows, fetched together with the vector: a load at the end of each product would wait for L2 once
 // more. rows: [row1 - row0]
 static __device__ __forceinline__ void stage_residual(const Params &p, const Tile &t, float *rows) {
   for (uint32_t i = threadIdx.x; t.row0 + i < t.row1; i += BLOCK)
     rows[i] = load_l2(p.residual + t.row0 + i);
 }
+// Asks for the vector that the tile's rows are multiplied with, then for the late warps' weights, and stages the vector in shared memory.
+// raw: [columns]
+static __device__ __forceinline__ void stage(const Params &p, const Tile &t, uint32_t chunks,
+                                             const Rows &r, Loaded &w, const Shared &s, float *raw,
+                                             float *own) {
+  const uint32_t columns = r.matrix.columns;
+  const float *x = t.op == OP_WO        ? p.attention
+                   : t.op == OP_DOWN    ? p.activation
+                   : t.op == OP_LM_HEAD ? p.normed
+                                        : p.residual;
+  const bool merged = t.op == OP_WO && chunks > 1;
+  if (!merged) ask_vector(x, columns, raw);
+  if (t.op == OP_WO || t.op == OP_DOWN) stage_residual(p, t, own);
+  if (merged) stage_attention(p, chunks, columns, s.room, own + (t.row1 - t.row0));
+  if (threadIdx.x / WARP >= p.early_warps) gemv_begin(r, w);
+  if (merged) return;
+  copy_async_wait(); // the vector and its gains
+  if (t.op == OP_WO) scale_attention(p, columns, raw);
+  if (x == p.residual) stage_normed(raw, s.gains, p.hidden, columns, p.rms_eps, s.room, s.reduce);
+  else stage_plain(raw, columns, s.room);
+}
+
 //< kernel_stage
 
 //> kernel_emit
@@ -94,7 +111,7 @@ static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint
     const float *up_bias = layer_vector(p, t.layer, p.up_bias);
     if (gate_bias) a += gate_bias[row];
     if (up_bias) b += up_bias[row];
-    float v = a / (1.0f + expf(-a)) * b; // silu(gate) * up
+    float v = a / (1.0f + __expf(-a)) * b; // silu(gate) * up
     if (t.op == OP_FFN) own[unit] = v;
     else store_l2(p.activation + row, v);
     return;
@@ -170,17 +187,26 @@ static __device__ __forceinline__ void ffn_down(const Params &p, const Tile &t,
 //< kernel_ffn
 
 //> kernel_gemv_tile
+// What a tile needs from far away and can have before the barrier: a norm's weights.
+static __device__ __forceinline__ void begin_gains(const Params &p, const Tile &t,
+                                                   const Shared &s) {
+  if (t.op == OP_QKV || t.op == OP_GATE_UP || t.op == OP_FFN)
+    ask_vector(layer_vector(p, t.layer, t.op == OP_QKV ? p.attn_norm : p.ffn_norm), p.qkv.columns,
+               s.gains);
+  copy_async_commit();
+}
+
 template <DType T>
 static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t, uint32_t position,
                                                  uint32_t chunks, const Rows &r, Loaded &w,
                                                  const Shared &s) {
-  // Behind the staged vector: partial sums where rows have several segments, then a value a row that is the tile's own: its
-  // residual, or the FFN's activation.
-  float *partial = s.room + r.columns;
-  float *own = partial + (r.segments > 1 ? 2 * r.units * r.segments : 0);
+  // Behind the staged vector: the vector as it came, and in its place later the partial sums where rows have several segments; then a value
+  // a row that is the tile's own: its residual, or the FFN's activation.
+  const uint32_t columns = r.matrix.columns, sums = 2 * r.units * r.matrix.segments;
+  float *partial = s.room + columns;
+  float *own = partial + (r.matrix.segments > 1 && sums > columns ? sums : columns);
   Candidate best = no_candidate();
-  if (t.op == OP_WO || t.op == OP_DOWN) stage_residual(p, t, own);
-  stage(p, t, chunks, r.columns, s, own);
+  stage(p, t, chunks, r, w, s, partial, own);
   gemv<T>(r, s.room, partial, w,
           [&](uint32_t unit, float a, float b) { emit<T>(p, t, position, unit, a, b, own, best); });
   if (t.op == OP_LM_HEAD) {
@@ -201,12 +227,15 @@ static __device__ __forceinline__ void begin_attention(const Params &p, const Ti
   uint32_t p0, p1;
   if (t.part >= chunks) return;
   chunk_range(position + 1, t.part, chunks, &p0, &p1);
-  attend_begin(p, t.layer, t.row0, position, p0, p1, attention_shared(p, s.room));
+  attend_begin(p, t.layer, t.row0, position, p0, p1, attention_shared(p, s.room, s.ahead));
 }
 
 // Not inlined: its registers are none of the GEMV's, which needs all that there are.
 template <DType T>
-static __device__ __noinline__ void small_tile(const Params &p, const Tile t, int32_t token, uint32_t position, uint32_t chunks, bool fused, const Shared s) {
+static __device__ __noinline__ void small_tile(const Params &params, const Tile t, int32_t token,
+                                               uint32_t position, uint32_t chunks, bool fused,
+                                               const Shared s) {
+  const Params p = params; // what is used of it into registers, once
   switch (t.op) {
   case OP_EMBED: {
     const uint16_t *row =
@@ -221,14 +250,15 @@ static __device__ __noinline__ void small_tile(const Params &p, const Tile t, in
     if (t.part >= chunks || (fused && t.op == OP_VALUES)) break;
     uint32_t p0, p1;
     chunk_range(position + 1, t.part, chunks, &p0, &p1);
-    AttentionShared a = attention_shared(p, s.room);
+    AttentionShared a = attention_shared(p, s.room, s.ahead);
     for (uint32_t kv = t.row0; kv < t.row1; kv++) {
       if (kv > t.row0) __syncthreads(); // the last head's room
       if (fused || t.op == OP_ATTEND) {
         if (kv > t.row0) attend_begin(p, t.layer, kv, position, p0, p1, a);
         attend<T>(p, t.layer, kv, t.part, position, p0, p1, a);
       } else if (t.op == OP_SCORES) {
-        make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a.heads);
+        make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a.heads,
+                      p.rotation + (uint64_t)position * (p.head_dim / 2));
         chunk_scores<T>(p, t.layer, kv, t.part, p0, p1, a);
       } else chunk_values<T>(p, t.layer, kv, t.part, chunks, p0, p1, a);
     }
@@ -248,7 +278,10 @@ static __device__ __noinline__ void small_tile(const Params &p, const Tile t, in
   }
   case OP_FINAL_NORM: {
     uint32_t columns = p.lm_head.columns;
-    stage_normed(p.residual, p.final_norm, p.hidden, columns, p.rms_eps, s.room, s.reduce);
+    ask_vector(p.final_norm, columns, s.gains);
+    ask_vector(p.residual, columns, s.room + columns);
+    copy_async_wait();
+    stage_normed(s.room + columns, s.gains, p.hidden, columns, p.rms_eps, s.room, s.reduce);
     for (uint32_t r = t.row0 + threadIdx.x; r < t.row1; r += BLOCK)
       store_l2(p.normed + r, s.room[plane_index(r, columns / 2)]);
     break;
@@ -271,6 +304,8 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
   const uint32_t first = p.first[blockIdx.x], tiles = p.first[blockIdx.x + 1] - first;
   for (uint32_t i = threadIdx.x; i < tiles && i < p.tile_room; i += BLOCK)
     s.tiles[i] = p.tile[first + i];
+  for (uint32_t i = threadIdx.x; i < sizeof(Params) / 4; i += BLOCK)
+    ((uint32_t *)bytes)[i] = ((const uint32_t *)&p)[i];
   __syncthreads();
   if (blockIdx.x == p.lost) return;
 
@@ -295,8 +330,10 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
         Rows r = {};
         if (mine) {
           r = tile_rows(p, t);
-          if (r.units) gemv_begin(r, w);
-          else if (t.op == OP_ATTEND || (fused && t.op == OP_SCORES))
+          if (r.units) {
+            begin_gains(p, t, s);
+            if (threadIdx.x / WARP < p.early_warps) gemv_begin(r, w);
+          } else if (t.op == OP_ATTEND || (fused && t.op == OP_SCORES))
             begin_attention(p, t, position, chunks, s);
         }
         if (!begun && pending && !barrier.wait(p, step, wave)) return;
@@ -305,7 +342,7 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
           p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2] = global_nanoseconds();
         if (!mine) break;
         if (r.units) gemv_tile<T>(p, t, position, chunks, r, w, s);
-        else small_tile<T>(p, t, token, position, chunks, fused, s);
+        else small_tile<T>(*s.params, t, token, position, chunks, fused, s);
       }
       if (p.trace && step == p.trace_step && threadIdx.x == 0)
         p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2 + 1] = global_nanoseconds();
