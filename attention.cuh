@@ -497,40 +497,46 @@ __device__ __forceinline__ void scale_attention(const Params &p, uint32_t column
   }
 }
 
-// factors: [chunks in use, heads]
+// Several chunks. factors: [3, chunks in use, heads] floats of shared memory.
 __device__ __forceinline__ void stage_attention(const Params &p, uint32_t chunks, uint32_t columns,
                                                 float *staged, float *factors) {
-  const uint32_t width = p.heads * p.head_dim;
-  for (uint32_t h = threadIdx.x; h < p.heads; h += BLOCK) {
-    float m = 0, weight = 0;
-    if (p.one_pass) {
-      m = load_l2(p.score_max + h);
-#pragma unroll 4
-      for (uint32_t c = 1; c < chunks; c++) {
-        float other = load_l2(p.score_max + (uint64_t)c * p.heads + h);
-        if (!(other <= m)) m = other;
-      }
-    }
-#pragma unroll 4
-    for (uint32_t c = 0; c < chunks; c++) {
-      float scale = p.one_pass ? __expf(load_l2(p.score_max + (uint64_t)c * p.heads + h) - m) : 1;
-      factors[c * p.heads + h] = scale;
-      weight += scale * load_l2(p.denominator + (uint64_t)c * p.heads + h);
-    }
-    for (uint32_t c = 0; c < chunks; c++) factors[c * p.heads + h] /= weight;
+  const uint32_t width = p.heads * p.head_dim, states = chunks * p.heads;
+  float *most = factors, *weight = factors + states, *factor = weight + states;
+  // A thread a head and chunk, so that all of them are one trip to L2 away.
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < states; i += BLOCK) {
+    most[i] = p.one_pass ? load_l2(p.score_max + i) : 0; // partials of two passes share a scale
+    weight[i] = load_l2(p.denominator + i);
   }
   __syncthreads();
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < states; i += BLOCK) {
+    const uint32_t h = i % p.heads;
+    float m = most[h], total = 0;
+#pragma unroll 4
+    for (uint32_t c = 1; c < chunks; c++) {
+      const float other = most[c * p.heads + h];
+      if (!(other <= m)) m = other; // NaN takes over
+    }
+#pragma unroll 4
+    for (uint32_t c = 0; c < chunks; c++)
+      total += __expf(most[c * p.heads + h] - m) * weight[c * p.heads + h];
+    factor[i] = __expf(most[i] - m) / total;
+  }
+  __syncthreads();
+#pragma unroll 1
   for (uint32_t e = threadIdx.x * 4; e < columns; e += BLOCK * 4) {
     float4 sum = make_float4(0, 0, 0, 0);
     if (e < width) {
+      const float *f = factor + e / p.head_dim;
 #pragma unroll 8
       for (uint32_t c = 0; c < chunks; c++) {
-        float4 v = load_l2((const float4 *)(p.attention + (uint64_t)c * width + e));
-        float f = factors[c * p.heads + e / p.head_dim];
-        sum.x = fmaf(v.x, f, sum.x);
-        sum.y = fmaf(v.y, f, sum.y);
-        sum.z = fmaf(v.z, f, sum.z);
-        sum.w = fmaf(v.w, f, sum.w);
+        const float4 v = load_l2((const float4 *)(p.attention + (uint64_t)c * width + e));
+        const float scale = f[c * p.heads];
+        sum.x = fmaf(v.x, scale, sum.x);
+        sum.y = fmaf(v.y, scale, sum.y);
+        sum.z = fmaf(v.z, scale, sum.z);
+        sum.w = fmaf(v.w, scale, sum.w);
       }
     }
     *(float4 *)(staged + plane_index(e, columns / 2)) = sum;

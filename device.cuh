@@ -172,7 +172,6 @@ struct Params {
   uint32_t room_bytes,
       ahead_bytes; // shared memory of a tile in work, and of the next one's weights or K/V rows
   uint32_t gain_floats; // of a norm: hidden, padded
-  uint32_t early_warps; // that ask for their first weights before the barrier
   uint32_t kv_rows;     // rows of K, and of V, that an attend tile may stage
   uint32_t tile_room;   // tiles of one worker that fit into shared memory
   // one token's values

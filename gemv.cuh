@@ -8,7 +8,10 @@ bytes, eight weights, so that a warp's load is 512 contiguous bytes and eight of
 
 **Bytes on the way.** With both rows a lane has sixteen loads on the way before it uses the first, in registers: eight warps then ask for 64 KB at a
 time, and an SM needs some 34 KB in flight at every moment to keep its share of the memory busy. The first unit is asked for before the barrier is
-over, because weights depend on nothing; but only by some of the warps, since what the barrier and the vector need from L2 queues behind it.
+over, because weights depend on nothing.
+
+**No stack.** The acquire at a barrier empties L1, so whatever the compiler keeps in local memory is a trip to L2 in every wave: a build with 100 bytes of
+spilled registers took a fifth longer a token. Hence 256 threads, with room for 255 registers each.
 
 **The vector** is staged in shared memory once a tile. Lane `l` needs elements 8 l to 8 l + 7: two 16-byte reads. Side by
 side they would hit the same banks twice, so the first and second halves of each eight lie in two planes.
@@ -169,8 +172,7 @@ __device__ __forceinline__ void gemv(const Rows &r, const float *x, float *parti
 /*: ## Staging the vector
 
 RMSNorm is recomputed by every worker that needs it: 8 KB from L2 and a block-wide sum, instead of a wave and
-its barrier. The vector is asked for first of all when the barrier is over, then the first weights of the warps that had to wait, and only then do we
-wait for the vector. The sum of squares goes over each thread's elements, the warp's butterfly, and the warps in order. :*/
+its barrier. The sum of squares goes over each thread's elements, the warp's butterfly, and the warps in order. :*/
 //> stage
 __device__ __forceinline__ float block_sum(float v, float *scratch) {
   v = warp_sum(v);

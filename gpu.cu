@@ -175,17 +175,14 @@ static void lay_out(Gpu *g) {
 
 The most that any tile of this plan needs; the layout is `block_shared`'s. :*/
 //> gpu_shared
-enum { EARLY_WARPS = WARPS }; // that ask for weights before the barrier
-
 static uint32_t room_floats(const Gpu *g, const Tile *t) {
-  const Shape *s = &g->model->shape;
   const Params *p = &g->params;
   uint32_t n = t->row1 - t->row0, columns = 0, units = (n + 1) / 2, more = 0;
   switch (t->op) {
   case OP_QKV: columns = p->qkv.columns; break;
   case OP_WO:
     columns = p->o.columns;
-    more = n + g->plan->chunks * (uint32_t)s->heads;
+    more = n + 3 * g->plan->chunks * p->heads;
     break;
   case OP_FFN: more = round_up(n, 4) + FFN_GROUPS * p->down.columns; // fall through
   case OP_GATE_UP:
@@ -224,7 +221,6 @@ static uint32_t shared_bytes(Gpu *g, uint32_t card) {
   p->tile_room = tiles < 512 ? tiles : 512;
   p->room_bytes = round_up(most * sizeof(float), 128);
   p->gain_floats = p->qkv.columns;
-  p->early_warps = EARLY_WARPS;
   p->ahead_bytes = 2 * p->kv_rows * row;
   return round_up(SHARED_FIXED + p->gain_floats * sizeof(float) + p->room_bytes + p->ahead_bytes +
                       p->tile_room * sizeof(Tile),

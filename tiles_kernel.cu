@@ -76,10 +76,10 @@ static __device__ __forceinline__ void stage_residual(const Params &p, const Til
   for (uint32_t i = threadIdx.x; t.row0 + i < t.row1; i += BLOCK)
     rows[i] = load_l2(p.residual + t.row0 + i);
 }
-// Asks for the vector that the tile's rows are multiplied with, then for the late warps' weights, and stages the vector in shared memory.
+// Asks for the vector that the tile's rows are multiplied with and stages it in shared memory.
 // raw: [columns]
 static __device__ __forceinline__ void stage(const Params &p, const Tile &t, uint32_t chunks,
-                                             const Rows &r, Loaded &w, const Shared &s, float *raw,
+                                             const Rows &r, const Shared &s, float *raw,
                                              float *own) {
   const uint32_t columns = r.matrix.columns;
   const float *x = t.op == OP_WO        ? p.attention
@@ -90,7 +90,6 @@ static __device__ __forceinline__ void stage(const Params &p, const Tile &t, uin
   if (!merged) ask_vector(x, columns, raw);
   if (t.op == OP_WO || t.op == OP_DOWN) stage_residual(p, t, own);
   if (merged) stage_attention(p, chunks, columns, s.room, own + (t.row1 - t.row0));
-  if (threadIdx.x / WARP >= p.early_warps) gemv_begin(r, w);
   if (merged) return;
   copy_async_wait(); // the vector and its gains
   if (t.op == OP_WO) scale_attention(p, columns, raw);
@@ -206,7 +205,7 @@ static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t,
   float *partial = s.room + columns;
   float *own = partial + (r.matrix.segments > 1 && sums > columns ? sums : columns);
   Candidate best = no_candidate();
-  stage(p, t, chunks, r, w, s, partial, own);
+  stage(p, t, chunks, r, s, partial, own);
   gemv<T>(r, s.room, partial, w,
           [&](uint32_t unit, float a, float b) { emit<T>(p, t, position, unit, a, b, own, best); });
   if (t.op == OP_LM_HEAD) {
@@ -321,18 +320,18 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
     bool pending = false; // an arrival that we have not waited for
     uint32_t at = 0;
     for (uint32_t wave = 0; wave < waves; wave++) {
-      Loaded w;
       for (bool begun = false;; begun = true, at++) {
         bool mine = at < tiles;
         Tile t;
         if (mine) t = at < p.tile_room ? s.tiles[at] : p.tile[first + at];
         mine = mine && t.wave == wave;
         Rows r = {};
+        Loaded w;
         if (mine) {
           r = tile_rows(p, t);
           if (r.units) {
             begin_gains(p, t, s);
-            if (threadIdx.x / WARP < p.early_warps) gemv_begin(r, w);
+            gemv_begin(r, w);
           } else if (t.op == OP_ATTEND || (fused && t.op == OP_SCORES))
             begin_attention(p, t, position, chunks, s);
         }
