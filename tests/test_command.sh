@@ -72,7 +72,7 @@ for words in --help -h help; do
   [ $rc -eq 0 ] && ! [ -s err ] && [ "$(grep -c '' out)" -le 24 ]
   result $? "$words fits a screen"
 done
-for command in run plan check bench probe synth logits tokenize; do
+for command in run plan check bench trace probe synth logits tokenize; do
   try "$tiles" --help
   grep -q "tiles $command" out
   result $? "--help names $command"
@@ -88,7 +88,7 @@ try "$tiles" --version
 result $? "--version"
 try "$tiles" dance
 refuses "an unknown command" 2 'dance'
-for command in run plan check bench synth logits tokenize; do
+for command in run plan check bench trace synth logits tokenize; do
   try "$tiles" $command
   refuses "$command with nothing to work on" 2 "$command"
 done
@@ -138,6 +138,16 @@ try "$tiles" run chain --ids 1 -p text
 refuses "two prompts" 2 '--ids'
 try "$tiles" run chain --ids 1 --device gpu
 refuses "an unknown device" 2 'gpu'
+for wrong in cuda: cuda:x cuda:-1; do
+  try "$tiles" run chain --ids 1 --device $wrong
+  refuses "--device $wrong" 2 'device'
+done
+try "$tiles" run chain --ids 1 --device cuda:99
+refuses "a card that is not there" 2 'cuda:99'
+try "$tiles" run chain --ids 1 --ffn both
+refuses "--ffn both" 2 'ffn.*both'
+try "$tiles" run chain --ids 1 -n 3 --ffn split
+prints "--ffn split" "2 3 4"
 try "$tiles" run chain --ids 1 -n 1 --device cpu
 prints "--device cpu" "2"
 for workers in 1 2 3 7 78; do
@@ -456,7 +466,7 @@ try "$tiles" plan tiny-llama --target "this machine.tsv" --tsv
 result $? "which plan reads"
 try "$tiles" bench synth --ctx 1,20 -n 4 --runs 2 --tsv
 # Where neighbours disturb every slice there is nothing to report, and it says so.
-[ "$rc" -eq 0 ] && [ "$(grep -c '' out)" -ge 3 ] || [ "$rc" -eq 1 ] && grep -q 'read rate changed' err
+if [ "$rc" -eq 0 ]; then [ "$(grep -c '' out)" -ge 3 ]; else [ "$rc" -eq 1 ] && grep -q 'read rate changed' err; fi
 result $? "bench prints a row for each context"
 try "$tiles" bench synth --ctx 100000
 refuses "bench beyond the model's context" 2 '100000'
@@ -485,7 +495,7 @@ for context in 16 2048; do
   result $? "peak memory at --ctx $context: $peak_kb KB, allowed $allowed"
 done
 peak "$tiles" plan mid -o mid.tiles
-[ "$B" != build ] || [ "$rc" -eq 0 ] && [ "$peak_kb" -le $((weights * 2 / 1024 + 64 * 1024)) ]
+[ "$rc" -eq 0 ] && { [ "$B" != build ] || [ "$peak_kb" -le $((weights * 2 / 1024 + 64 * 1024)) ]; }
 result $? "peak memory of packing: $peak_kb KB, at most both files and 64 MB"
 
 # Killed in the middle, a package does not exist. The time is not known, so several are tried.
