@@ -66,6 +66,7 @@ one_job() {
       grep -avE '^(ok|cc|c\+\+|g\+\+|gcc|clang) ' "$file.out" | tail -n 200 | sed 's/^/    | /'
     fi
   } 9>"$log/lock"
+  [ "$bad" -eq 0 ]
 }
 
 # build NAME MAKE-ARGUMENT...: a build is a test too. Uses all cores by itself.
@@ -126,8 +127,9 @@ run_fuzz() {
 
 kinds=$what
 [ "$what" != all ] || kinds='check lint tsan asan fuzz'
-for kind in $kinds; do "build_$kind"; done
-for kind in $kinds; do "run_$kind"; done
+built=''
+for kind in $kinds; do "build_$kind" && built+=" $kind"; done
+for kind in $built; do "run_$kind"; done
 wait
 
 passed=0 failed=0 skipped=0

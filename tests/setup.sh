@@ -63,7 +63,7 @@ compiles_pcre2() {
   [ "$cc" != none ] &&
     printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' | $cc -x c -fsyntax-only -
 }
-compiles_cxx() { printf '#include <vector>\n' | ${CXX:-c++} -x c++ -fsyntax-only -; }
+compiles_cxx() { printf '#include <vector>\n' | ${CXX:-g++} -x c++ -fsyntax-only -; }
 compiles_cmocka() {
   [ "$cc" != none ] && {
     for h in stdarg.h stddef.h setjmp.h stdint.h cmocka.h; do printf '#include <%s>\n' "$h"; done
