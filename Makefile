@@ -49,8 +49,40 @@ LIBRARY := $(filter-out $(B)/tiles.o,$(OBJECTS))
 tiles: $(B)/tiles
 	@ln -sf $(B)/tiles tiles
 
-$(B)/tiles: $(OBJECTS)
+# With nvcc the program holds the GPU's kernels too; CUDA=no leaves them out. The variants for sanitizers never have them:
+# there the kernels run as fibers, in tests/test_kernels.cpp.
+NVCC       ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA       ?= $(if $(filter build,$(B)),$(if $(NVCC),yes,no),no)
+CUDA_ARCHS ?= 80 86 89 90 100 120
+KERNELS    := $(if $(filter yes,$(CUDA)),$(B)/gpu.o $(B)/fingerprint.o)
+
+$(B)/tiles: $(OBJECTS) $(KERNELS)
+ifeq ($(CUDA),yes)
+	$(CXX) $(OPT) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS)
+else
 	$(CC) $(OPT) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	@[ '$(B)' != build ] || echo 'built without the GPU kernels: $(if $(NVCC),CUDA=$(CUDA),no nvcc on the PATH or in /usr/local/cuda/bin)'
+endif
+
+#> make-kernels
+# One object with machine code for every card since sm_80, and PTX for those to come. The small libraries are linked statically where
+# Debian has them so, so that the program runs on a machine without them.
+CUDA_LIBS = -lcjson -Wl,-Bstatic -lpcre2-8 -lutf8proc -Wl,-Bdynamic \
+            -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt -lpthread -lm
+
+$(B)/gpu.o: gpu.cu tiles_kernel.cu $(wildcard *.cuh) tiles.h | $(B)/ready
+	@"$(NVCC)" -O3 -std=c++17 -Xcompiler -Wall --threads 2 \
+	  $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+	  -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) \
+	  $(NVCCFLAGS) -c -o $@ gpu.cu || { echo 'nvcc failed. If it says that the host compiler is not supported:' \
+	  'make NVCCFLAGS="-ccbin g++-12". To leave the kernels out: make CUDA=no'; exit 1; }
+
+# The kernels' fingerprint: a hash of the object that holds their machine code.
+$(B)/fingerprint.o: $(B)/gpu.o
+	@printf 'extern const char kernel_fingerprint_text[];\nconst char kernel_fingerprint_text[] = "%s";\n' \
+	  "$$(sha256sum $< | cut -d ' ' -f 1)" >$(B)/fingerprint.c
+	$(CC) $(OPT) -c -o $@ $(B)/fingerprint.c
+#< make-kernels
 
 # The compiler itself writes down which headers an object depends on.
 $(B)/%.o: %.c | $(B)/ready

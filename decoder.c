@@ -7,66 +7,68 @@ both. It speaks in *launches*, as the GPU does: some given tokens, then greedy o
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef TILES_CUDA
 /*: ## Built without CUDA
 
-Then there is no card, whatever the machine holds, and the program says why. :*/
+Then there is no card, whatever the machine holds, and the program says why. These are weak definitions: a program that is linked with
+`gpu.cu` has its own. :*/
 //> gpu_absent
+#define WEAK __attribute__((weak))
 static const char absent[] = "this program was built without CUDA";
 static int none(Error *e) { return fail(e, EXIT_FAIL, "no GPU: %s", absent); }
 
-int gpu_count(void) { return 0; }
-const char *gpu_why_none(void) { return absent; }
-const char *kernel_fingerprint(void) { return ""; }
-int gpu_target(int device, uint32_t workers, Target *out, Error *e) {
+WEAK bool gpu_built(void) { return false; }
+WEAK int gpu_count(void) { return 0; }
+WEAK const char *gpu_why_none(void) { return absent; }
+WEAK const char *kernel_fingerprint(void) { return ""; }
+WEAK int gpu_target(int device, uint32_t workers, Target *out, Error *e) {
   (void)device, (void)workers, (void)out;
   return none(e);
 }
-int gpu_probe(int device, uint32_t workers, FILE *sweep, Target *out, Error *e) {
+WEAK int gpu_probe(int device, uint32_t workers, FILE *sweep, Target *out, Error *e) {
   (void)device, (void)workers, (void)sweep, (void)out;
   return none(e);
 }
-int gpu_open(const Model *m, const Plan *p, uint32_t context, int device, Gpu **out, Error *e) {
+WEAK int gpu_open(const Model *m, const Plan *p, uint32_t context, int device, Gpu **out,
+                  Error *e) {
   (void)m, (void)p, (void)context, (void)device;
   *out = NULL;
   return none(e);
 }
-void gpu_close(Gpu *g) { (void)g; }
-int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t position, uint32_t steps,
-               bool logits, int32_t *out, uint32_t *made, bool *stopped, Error *e) {
+WEAK void gpu_close(Gpu *g) { (void)g; }
+WEAK int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t position, uint32_t steps,
+                    bool logits, int32_t *out, uint32_t *made, bool *stopped, Error *e) {
   (void)g, (void)given, (void)n, (void)position, (void)steps, (void)logits, (void)out;
   (void)made, (void)stopped;
   return none(e);
 }
-double gpu_milliseconds(const Gpu *g) {
+WEAK double gpu_milliseconds(const Gpu *g) {
   (void)g;
   return 0;
 }
-int gpu_logits(Gpu *g, float *out, Error *e) {
+WEAK int gpu_logits(Gpu *g, float *out, Error *e) {
   (void)g, (void)out;
   return none(e);
 }
-int gpu_seed_cache(Gpu *g, uint32_t positions, Error *e) {
+WEAK int gpu_seed_cache(Gpu *g, uint32_t positions, Error *e) {
   (void)g, (void)positions;
   return none(e);
 }
-double gpu_read_rate(Gpu *g) {
+WEAK double gpu_read_rate(Gpu *g) {
   (void)g;
   return 0;
 }
-int gpu_trace(Gpu *g, uint32_t step, Error *e) {
+WEAK int gpu_trace(Gpu *g, uint32_t step, Error *e) {
   (void)g, (void)step;
   return none(e);
 }
-int gpu_trace_read(Gpu *g, uint64_t *ns, Error *e) {
+WEAK int gpu_trace_read(Gpu *g, uint64_t *ns, Error *e) {
   (void)g, (void)ns;
   return none(e);
 }
-void gpu_plant_failure(Gpu *g, double patience_seconds, uint32_t lost_worker) {
+WEAK void gpu_plant_failure(Gpu *g, double patience_seconds, uint32_t lost_worker) {
   (void)g, (void)patience_seconds, (void)lost_worker;
 }
 //< gpu_absent
-#endif
 
 //> decoder
 int decoder_open(const Model *m, const Plan *p, uint32_t context, int device, Decoder *out,

@@ -187,11 +187,7 @@ static int choose_device(const Options *o, bool quiet, int *device, Error *e) {
   if (strcmp(d, "cpu") == 0) return 0;
   if (strcmp(d, "auto") == 0) {
     if (gpu_count() > 0) *device = 0;
-#ifdef TILES_CUDA
-    else if (!quiet) notice("on the CPU: %s", gpu_why_none());
-#else
-    (void)quiet;
-#endif
+    else if (!quiet && gpu_built()) notice("on the CPU: %s", gpu_why_none());
     return 0;
   }
   long n = 0;

@@ -695,6 +695,7 @@ names the card and the fingerprint of the compiled kernel: a plan for another of
 typedef struct Gpu Gpu;
 enum { GPU_LAUNCH = 64 }; // tokens of one launch, at most
 
+bool gpu_built(void);                 // the kernels are in this program
 int gpu_count(void);                  // usable cards
 const char *gpu_why_none(void);       // when there is none: one line
 const char *kernel_fingerprint(void); // of the machine code
