@@ -177,6 +177,16 @@ try "$tiles" run short --ids 1,2 -n 1000000000
 prints "-n 1000000000 ends with the context" "$(seq -s ' ' 3 16)"
 try "$tiles" run short --ids "$(ids 17)"
 refuses "a prompt longer than the model knows" 3 '17.*16'
+"$make_model" large context=2000000000
+if [ "$B" = build ]; then # sanitizers need their own gigantic address space
+  ran='tiles run large --ctx 100000000, in 400 MB'
+  (ulimit -v 400000 && "$tiles" run large --ids 1 --ctx 100000000) >out 2>err </dev/null
+  rc=$?
+  refuses "a context whose cache does not fit: the bytes it needs" 1 '100000000 positions.*1600000000.*--ctx'
+  (ulimit -v 400000 && "$tiles" run large --ids 1 -n 2) >out 2>err </dev/null
+  rc=$?
+  prints "the default context is what prompt and answer need" "2 3"
+fi
 #< command-context
 
 #> command-stops
