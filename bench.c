@@ -66,7 +66,10 @@ void decode_report(const DecodeTimes *t, Decoder *d, FILE *f) {
     fprintf(f, ", %.*f ms/token", ms < 1 ? 4 : 2, ms);
     if (rate > 0)
       fprintf(f, ", %.0f%% of the floor (%.1f GB/s read by %u %s)", 100 * bytes / rate / 1e6 / ms,
-              rate, decoder_threads(d), d->gpu ? "blocks" : "threads");
+              rate, decoder_threads(d),
+              d->gpu        ? "blocks"
+              : gpu_built() ? "threads; no usable GPU"
+                            : "threads");
   }
   fputc('\n', f);
 }

@@ -187,7 +187,8 @@ static int choose_device(const Options *o, bool quiet, int *device, Error *e) {
   if (strcmp(d, "cpu") == 0) return 0;
   if (strcmp(d, "auto") == 0) {
     if (gpu_count() > 0) *device = 0;
-    else if (!quiet && gpu_built()) notice("on the CPU: %s", gpu_why_none());
+    // Asked for by name, the answer gets a reason; otherwise the last line says that there was no GPU.
+    else if (!quiet && o->device && gpu_built()) notice("on the CPU: %s", gpu_why_none());
     return 0;
   }
   long n = 0;
