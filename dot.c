@@ -19,7 +19,7 @@ beginning of the next. :*/
 #include <immintrin.h>
 #endif
 
-enum { AHEAD = 2048 }; // bytes between the line in use and the line asked for
+enum { AHEAD = 4096 }; // bytes between the line in use and the line asked for
 
 /*: ## Plain C
 
