@@ -110,7 +110,7 @@ static void tsv_and_explanation(void **state) {
                                "waves\t99\n",
                                "opcodes\t9\n",
                                "chunks\t2\n",
-                               "fused_context\t384\n",
+                               "fused_context\t256\n",
                                "attention\ttwo-pass\n",
                                "ffn\tfused\n",
                                "context\t4096\n",
@@ -149,7 +149,7 @@ static void tsv_and_explanation(void **state) {
   free(text);
   plan_free(&p);
 
-  // The same model where attention is one pass. 1,500 positions are four chunks of 384, begun.
+  // The same model where attention is one pass. 1,500 positions are six chunks of 256, begun.
   plan_for("llama-3.2-1b", "h200", &p);
   f = open_memstream(&text, &bytes);
   plan_print_tsv(&p, 1500, f);
@@ -160,10 +160,10 @@ static void tsv_and_explanation(void **state) {
                              "waves\t83\n",
                              "opcodes\t8\n",
                              "chunks\t16\n",
-                             "fused_context\t384\n",
+                             "fused_context\t256\n",
                              "10,892 tiles in 83 waves",
                              "  attend         128",
-                             "one pass, a chunk for every 384 positions: 4 in use",
+                             "one pass, a chunk for every 256 positions: 6 in use",
                              "83 barriers"};
   for (size_t i = 0; i < sizeof one / sizeof *one; i++)
     if (!strstr(text, one[i])) fail_msg("no %s in %s", one[i], text);
@@ -370,7 +370,7 @@ static void another_target(void **state) {
   assert_int_equal(p.chunks, 16);
   assert_int_equal(p.ffn_parts, 0); // the target asks for it
   assert_true(p.one_pass);          // for this too
-  assert_int_equal(p.fused_context, 384);
+  assert_int_equal(p.fused_context, 256);
   assert_int_equal(p.wave_count, 1 + 16 * 5 + 2);
   tile_rows_are(&p, OP_ATTEND, 1, 1, 16 * 8 * 16);
   tile_rows_are(&p, OP_SCORES, UINT32_MAX, 0, 0);
