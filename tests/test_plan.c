@@ -110,7 +110,7 @@ static void tsv_and_explanation(void **state) {
                                "waves\t99\n",
                                "opcodes\t9\n",
                                "chunks\t2\n",
-                               "fused_context\t256\n",
+                               "fused_context\t384\n",
                                "attention\ttwo-pass\n",
                                "ffn\tfused\n",
                                "context\t4096\n",
