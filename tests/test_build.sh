@@ -14,6 +14,7 @@ cp -r tests/*.sh tests/*.h tests/make_model.c targets "$copy/tests"
 cp -r targets "$copy"
 cd "$copy" || exit 1
 unset MAKEFLAGS MAKELEVEL MFLAGS B OPT CFLAGS CC
+export NVCC= # also where a toolkit lies in its usual place
 
 n=0 failed=0
 result() { # result 0|1 NAME
