@@ -98,7 +98,7 @@ run_check() {
 
 run_asan() {
   local t
-  for t in tests/test_*.c tests/test_*.cpp; do
+  for t in tests/test_*.cpp tests/test_*.c; do # the longest first
     t=$(basename "${t%.*}")
     job "asan-$t" "build/asan/$t"
   done
@@ -126,7 +126,7 @@ run_fuzz() {
 #< test-kinds
 
 kinds=$what
-[ "$what" != all ] || kinds='check lint tsan asan fuzz'
+[ "$what" != all ] || kinds='check asan tsan lint fuzz'
 built=''
 for kind in $kinds; do "build_$kind" && built+=" $kind"; done
 for kind in $built; do "run_$kind"; done
