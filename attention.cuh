@@ -15,8 +15,9 @@ heads: it reads the key's row once and the queries as broadcasts. For the weight
 eighth position. Both are plain sums with nothing exchanged between lanes. In two passes the rows come from the cache; eight lanes hold a row of 128
 bytes, and a butterfly finishes the dot product.
 
-**Small code.** At a short context this tile has next to no work, and what it takes is the time to walk through its instructions once. An early
-version unrolled four heads into one long straight line, 8 µs a layer. So the loops here are rolled where they can be. :*/
+**Small code.** At a short context this tile has next to no work, and what it takes is the time to walk through its instructions once. A version that
+unrolled four heads into one long straight line was slower (`threads_256` beside `attend_blocks` in `measured/h200-probes.tsv`). So the loops here are rolled where they
+can be. :*/
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 #include "device.cuh"

@@ -10,8 +10,8 @@ bytes, eight weights, so that a warp's load is 512 contiguous bytes and eight of
 time, and an SM needs some 34 KB in flight at every moment to keep its share of the memory busy. The first unit is asked for before the barrier is
 over, because weights depend on nothing.
 
-**No stack.** The acquire at a barrier empties L1, so whatever the compiler keeps in local memory is a trip to L2 in every wave: a build with 100 bytes of
-spilled registers took a fifth longer a token. Hence 256 threads, with room for 255 registers each.
+**No stack.** The acquire at a barrier empties L1, so whatever the compiler keeps in local memory is a trip to L2 in every wave (`spill_372` and `single_rows_512` in
+`measured/h200-probes.tsv`). Hence 256 threads, with room for 255 registers each.
 
 **The vector** is staged in shared memory once a tile. Lane `l` needs elements 8 l to 8 l + 7: two 16-byte reads. Side by
 side they would hit the same banks twice, so the first and second halves of each eight lie in two planes.
