@@ -481,20 +481,19 @@ typedef enum AttentionKind { ATTENTION_AUTO, ATTENTION_TWO_PASS, ATTENTION_ONE_P
 
 typedef struct Target {
   char name[48];
-  char kind[8];          // "cpu" or "cuda"
-  uint32_t workers;      // blocks that are resident together, or CPU threads
-  uint32_t threads;      // threads a block; 1 on a CPU
-  uint32_t registers;    // a thread, of the compiled worker
-  uint32_t shared_bytes; // shared memory a block may have
-  uint32_t
-      fused_context; // two passes: up to this context one tile a K/V head does all of attention; one pass: positions a chunk
-  double read_gbs;   // streaming read of all workers, GB/s
-  double worker_gbs; // streaming read of one worker alone, GB/s
-  double kv_worker_gbs; // K/V read of one worker in an attention tile, GB/s
-  double barrier_us;    // one barrier with nobody late
-  double ramp_us;       // from a barrier to the full stream and back
-  double attention_us;  // an attention pass over an empty cache
-  FfnKind ffn;          // what the planner shall build
+  char kind[8];           // "cpu" or "cuda"
+  uint32_t workers;       // blocks that are resident together, or CPU threads
+  uint32_t threads;       // threads a block; 1 on a CPU
+  uint32_t registers;     // a thread, of the compiled worker
+  uint32_t shared_bytes;  // shared memory a block may have
+  uint32_t fused_context; // two passes: one tile a head up to here; one pass: positions a chunk
+  double read_gbs;        // streaming read of all workers, GB/s
+  double worker_gbs;      // streaming read of one worker alone, GB/s
+  double kv_worker_gbs;   // K/V read of one worker in an attention tile, GB/s
+  double barrier_us;      // one barrier with nobody late
+  double ramp_us;         // from a barrier to the full stream and back
+  double attention_us;    // an attention pass over an empty cache
+  FfnKind ffn;            // what the planner shall build
   AttentionKind attention;
   char fingerprint[65]; // of the compiled worker; empty where any will do
 } Target;
@@ -580,15 +579,14 @@ typedef struct Plan {
   uint32_t workers;
   uint32_t wave_count;
   uint32_t tile_count;
-  uint32_t chunks;    // context chunks of attention
-  uint32_t ffn_parts; // FFN partials; 0 with gate_up and down
-  uint32_t slots;     // lm_head candidates
-  uint32_t
-      fused_context; // two passes: the fused form's limit; one pass: positions a chunk; UINT32_MAX with one chunk
-  bool one_pass;     // attend tiles instead of scores and values
-  uint32_t *barrier; // [wave_count] kind of the barrier after the wave
-  Tile *tile;        // [tile_count] by worker, then wave, then the order of execution
-  uint32_t *first;   // [workers + 1] first tile of each worker; derived from tile
+  uint32_t chunks;        // context chunks of attention
+  uint32_t ffn_parts;     // FFN partials; 0 with gate_up and down
+  uint32_t slots;         // lm_head candidates
+  uint32_t fused_context; // as the target's; UINT32_MAX with one chunk
+  bool one_pass;          // attend tiles instead of scores and values
+  uint32_t *barrier;      // [wave_count] kind of the barrier after the wave
+  Tile *tile;             // [tile_count] by worker, then wave, then the order of execution
+  uint32_t *first;        // [workers + 1] first tile of each worker; derived from tile
 } Plan;
 
 int plan_make(const Shape *s, const Target *t, Plan *out, Error *e); // EXIT_PLAN; validated
