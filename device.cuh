@@ -61,21 +61,9 @@ __device__ __forceinline__ void copy_async(uint4 *shared, const uint4 *global) {
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
-// Ends a group of copies; and waits until all but this thread's last n groups are done, n at most 7.
+// Ends a group of copies.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
-}
-__device__ __forceinline__ void copy_async_wait_but(uint32_t n) {
-  switch (n) {
-  case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
-  case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-  case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-  case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
-  case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
-  case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
-  case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
-  default: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
-  }
 }
 __device__ __forceinline__ unsigned long long global_nanoseconds() {
   unsigned long long t;
@@ -104,7 +92,6 @@ cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads
 inline void copy_async(uint4 *shared, const uint4 *global) { *shared = *global; }
 inline void copy_async_wait() {}
 inline void copy_async_commit() {}
-inline void copy_async_wait_but(uint32_t) {}
 
 template <class... P>
 cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads,
@@ -123,7 +110,7 @@ up and decides nothing. All matrices lie in one allocation, every layer the same
 padded to 16 bytes. :*/
 //> device_params
 enum { WARP = 32, BLOCK = 256, WARPS = BLOCK / WARP };
-enum { LAUNCH_TOKENS = 64, STOP_IDS = 16 };
+enum { STOP_IDS = 16 };
 enum { NO_VECTOR = 0xffffffffu };
 
 struct DeviceMatrix {
@@ -191,7 +178,7 @@ struct Params {
   uint32_t context;
   // the request
   const int32_t *prompt;                   // [prompt_tokens]
-  int32_t *output;                         // [LAUNCH_TOKENS]
+  int32_t *output;                         // [GPU_LAUNCH]
   uint32_t prompt_tokens, position, steps; // steps: tokens to run, prompt included
   uint32_t first_logits;                   // the first step whose logits are wanted
   int32_t stop[STOP_IDS];

@@ -151,8 +151,7 @@ static uint32_t choose_fused_context(const Target *t, bool one_pass, uint32_t ch
   return t->fused_context < chunks - 1 ? chunks - 1 : t->fused_context;
 }
 
-// Chunks that have work when n positions are attended to.
-static uint32_t chunks_in_use(const Plan *p, uint32_t n) {
+uint32_t plan_chunks_in_use(const Plan *p, uint32_t n) {
   if (!p->one_pass) return n > p->fused_context ? p->chunks : 1;
   uint64_t wanted = ((uint64_t)n + p->fused_context - 1) / p->fused_context;
   return wanted < p->chunks ? (uint32_t)wanted : p->chunks;
@@ -316,7 +315,7 @@ activations are a few kilobytes that every worker reads again out of a cache. :*
 //> tile_bytes
 // Positions of chunk c at a context of n, with C chunks in use: [n*c/C, n*(c+1)/C); none from C on.
 static uint64_t chunk_positions(const Plan *p, uint64_t n, uint64_t c) {
-  uint64_t in_use = chunks_in_use(p, (uint32_t)n);
+  uint64_t in_use = plan_chunks_in_use(p, (uint32_t)n);
   return c < in_use ? n * (c + 1) / in_use - n * c / in_use : 0;
 }
 
@@ -516,7 +515,7 @@ static void explain_choices(const Plan *p, uint32_t context, FILE *f) {
   if (p->one_pass && p->chunks == 1) fprintf(f, ";\n  attention in one pass.\n");
   else if (p->one_pass)
     fprintf(f, ";\n  attention in one pass, a chunk for every %s positions: %u in use.\n",
-            digits(p->fused_context).s, chunks_in_use(p, context));
+            digits(p->fused_context).s, plan_chunks_in_use(p, context));
   else if (p->chunks == 1)
     fprintf(f, ";\n  one tile does all of attention, so a layer has no values wave.\n");
   else

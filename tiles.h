@@ -591,6 +591,8 @@ typedef struct Plan {
 
 int plan_make(const Shape *s, const Target *t, Plan *out, Error *e); // EXIT_PLAN; validated
 void plan_free(Plan *p);
+// Chunks of attention that have work when n positions are attended to, the newest included.
+uint32_t plan_chunks_in_use(const Plan *p, uint32_t n);
 int plan_index(Plan *p, Error *e); // (re)derives first[]; checks the order and the workers only
 // Every rule, with the tile and the rule named. The one gate before a plan is run.
 int plan_validate(const Plan *p, Error *e); // EXIT_PLAN

@@ -216,14 +216,6 @@ static bool fused_attention(const Cpu *c) {
   return !c->plan->one_pass && c->position < c->plan->fused_context;
 }
 
-// Chunks that hold any of the positions so far.
-static uint32_t chunks_in_use(const Cpu *c) {
-  const Plan *p = c->plan;
-  if (!p->one_pass) return fused_attention(c) ? 1 : p->chunks;
-  uint32_t n = c->position / p->fused_context + 1;
-  return n < p->chunks ? n : p->chunks;
-}
-
 // Queries of the K/V head's group, normed and turned, into q: [group, head_dim]; in the tile that holds the
 // newest position also its key, into the cache.
 static void make_heads(Cpu *c, const Layer *l, uint32_t layer, uint32_t kv, bool newest, float *q) {
@@ -279,7 +271,7 @@ static void weigh_values(Cpu *c, uint32_t layer, uint32_t kv, uint32_t part, uin
 // Both kinds of attention begin alike; in one pass, and in the fused form of two, the values follow at once.
 static void tile_scores(Cpu *c, const Tile *t, float *scratch) {
   const Shape *s = &c->model->shape;
-  uint32_t chunks = chunks_in_use(c), p0, p1;
+  uint32_t chunks = plan_chunks_in_use(c->plan, c->position + 1), p0, p1;
   if (t->part >= chunks) return;
   chunk_range(c, t->part, chunks, &p0, &p1);
   int32_t group = s->heads / s->kv_heads, hd = s->head_dim;
@@ -311,7 +303,7 @@ static void tile_values(Cpu *c, const Tile *t) {
 static void tile_wo(Cpu *c, const Tile *t, float *scratch) {
   const Shape *s = &c->model->shape;
   const Layer *l = &c->model->layer[t->layer];
-  uint32_t chunks = chunks_in_use(c);
+  uint32_t chunks = plan_chunks_in_use(c->plan, c->position + 1);
   size_t width = (size_t)s->heads * s->head_dim;
   for (int32_t h = 0; h < s->heads; h++) {
     const float *max = c->score_max + (size_t)h * c->plan->chunks;
