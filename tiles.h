@@ -479,6 +479,9 @@ typedef enum FfnKind { FFN_AUTO, FFN_FUSED, FFN_SPLIT } FfnKind;
 
 typedef enum AttentionKind { ATTENTION_AUTO, ATTENTION_TWO_PASS, ATTENTION_ONE_PASS } AttentionKind;
 
+// How the results of a wave reach the next: everybody waits at a grid barrier, or the values themselves say that they are there.
+typedef enum SyncKind { SYNC_AUTO, SYNC_BARRIER, SYNC_DATA } SyncKind;
+
 typedef struct Target {
   char name[48];
   char kind[8];           // "cpu" or "cuda"
@@ -491,10 +494,12 @@ typedef struct Target {
   double worker_gbs;      // streaming read of one worker alone, GB/s
   double kv_worker_gbs;   // K/V read of one worker in an attention tile, GB/s
   double barrier_us;      // one barrier with nobody late
+  double handoff_us;      // from a value's store by one worker to its arrival at all others
   double ramp_us;         // from a barrier to the full stream and back
   double attention_us;    // an attention pass over an empty cache
   FfnKind ffn;            // what the planner shall build
   AttentionKind attention;
+  SyncKind sync;
   char fingerprint[65]; // of the compiled worker; empty where any will do
 } Target;
 
@@ -532,6 +537,7 @@ else. `row0`, `row1` and `part` mean:
 | down | hidden | 0 | activation (all), residual rows | residual rows |
 | final_norm | hidden | 0 | residual (all) | normed rows |
 | lm_head | vocab | candidate slot | normed (all) | candidate slot `part`, logit rows |
+| merge | attention output | 0 | attention partials (all chunks) of its heads | attention output rows |
 
 Attention comes in two kinds, and a plan uses one of them throughout. In **two passes**, its form is chosen by the context and by nothing
 else. Above `fused_context` a scores tile and a values tile handle each chunk: of n positions, chunk c of C covers [n*c/C, n*(c+1)/C),
@@ -543,7 +549,22 @@ no values wave.
 In **one pass**, an attend tile does its chunk's scores, exponentials and weighted values at once, relative to its chunk's own
 largest score, and Wo brings the partials to one scale when it adds them. So one wave and one barrier fewer. Of n positions
 min(chunks, ceil(n / fused_context)) chunks are in use: that many attend tiles a K/V head have work, the last of them writes the new K
-row, and Wo reads that many partials. All barriers are ALWAYS. :*/
+row, and Wo reads that many partials. All barriers are ALWAYS.
+
+### Tapes
+
+With `sync` DATA there is no barrier. A value in a hand-off buffer says itself whether it has been written, and a worker reads its
+weights as one **tape** through a ring of `ring_slots` slots of shared memory, each of `slot_bytes`, ahead of the tiles that need them. What
+such a plan looks like:
+
+- Attention in one pass, the FFN split, no embed and no final_norm: every worker takes the embedding's row and norms the last residual for itself.
+- A layer's waves are qkv, attend, merge (with several chunks), wo, gate_up, down; the token's last is lm_head. Every `barrier` is DATA.
+- Every worker has exactly one tile in each wave of qkv, wo, gate_up, down and lm_head. So whoever has read a whole residual knows that
+  every worker has finished every earlier wave: that is what makes it safe to write a hand-off buffer again.
+- Rows `[row0, row1)` of a merge tile are elements of `[heads, head_dim]`. With one chunk in use the attend tile writes the attention output and merge
+  tiles have nothing to do.
+- The tape of a worker is its tiles in their order, each cut into **pieces** by `tape_cut`: rows from row0 on, gate and up by turns (a piece of
+  gate rows, the same rows of up), and of an attend tile keys and values by turns. Piece i goes through slot i % ring_slots. :*/
 //> plan
 typedef enum Op {
   OP_EMBED,
@@ -558,6 +579,7 @@ typedef enum Op {
   OP_DOWN,
   OP_FINAL_NORM,
   OP_LM_HEAD,
+  OP_MERGE,
   OP_COUNT
 } Op;
 const char *op_name(int op); // "embed", …; "?" outside
@@ -571,7 +593,8 @@ typedef struct Tile {
   uint32_t part;
 } Tile;
 
-enum { BARRIER_ALWAYS = 0, BARRIER_IF_SPLIT = 1 }; // IF_SPLIT: skipped up to fused_context
+// After a wave. IF_SPLIT: skipped up to fused_context. DATA: none; the values of the wave say that they are there.
+enum { BARRIER_ALWAYS = 0, BARRIER_IF_SPLIT = 1, BARRIER_DATA = 2 };
 
 typedef struct Plan {
   Shape shape; // rope.factors is not kept
@@ -579,14 +602,16 @@ typedef struct Plan {
   uint32_t workers;
   uint32_t wave_count;
   uint32_t tile_count;
-  uint32_t chunks;        // context chunks of attention
-  uint32_t ffn_parts;     // FFN partials; 0 with gate_up and down
-  uint32_t slots;         // lm_head candidates
-  uint32_t fused_context; // as the target's; UINT32_MAX with one chunk
-  bool one_pass;          // attend tiles instead of scores and values
-  uint32_t *barrier;      // [wave_count] kind of the barrier after the wave
-  Tile *tile;             // [tile_count] by worker, then wave, then the order of execution
-  uint32_t *first;        // [workers + 1] first tile of each worker; derived from tile
+  uint32_t chunks;                 // context chunks of attention
+  uint32_t ffn_parts;              // FFN partials; 0 with gate_up and down
+  uint32_t slots;                  // lm_head candidates
+  uint32_t fused_context;          // as the target's; UINT32_MAX with one chunk
+  bool one_pass;                   // attend tiles instead of scores and values
+  SyncKind sync;                   // SYNC_BARRIER or SYNC_DATA
+  uint32_t ring_slots, slot_bytes; // of a tape; 0 with barriers
+  uint32_t *barrier;               // [wave_count] kind of the barrier after the wave
+  Tile *tile;                      // [tile_count] by worker, then wave, then the order of execution
+  uint32_t *first;                 // [workers + 1] first tile of each worker; derived from tile
 } Plan;
 
 int plan_make(const Shape *s, const Target *t, Plan *out, Error *e); // EXIT_PLAN; validated
@@ -598,6 +623,19 @@ int plan_index(Plan *p, Error *e); // (re)derives first[]; checks the order and 
 int plan_validate(const Plan *p, Error *e); // EXIT_PLAN
 // Its first step, on the header alone: shape, target and counts. What passes cannot overflow anything.
 int plan_sizes(const Plan *p, Error *e); // EXIT_PLAN
+// How the rows of a matrix pass through a ring: TAPE_WARPS warps take the piece's row segments in turn, and a warp always has the same
+// segment, so that its part of the vector stays in registers.
+enum {
+  TAPE_WARPS = 8,
+  TAPE_SEGMENT = 2048,
+  TAPE_GROUP = 8
+}; // TAPE_GROUP: query heads of a K/V head, at most
+typedef struct TapeCut {
+  uint32_t segments; // of a row: 1, 2, 4 or 8, each of at most TAPE_SEGMENT columns
+  uint32_t rows;     // of a piece, a multiple of TAPE_WARPS / segments; 0: such rows do not fit
+} TapeCut;
+TapeCut tape_cut(uint32_t columns,
+                 uint32_t slot_bytes); // two-byte columns, padded to a multiple of 8
 enum { PLAN_MAX_WORKERS = 1 << 16, PLAN_MAX_CHUNKS = 64, PLAN_MAX_TILES = 1 << 22 };
 
 typedef struct WaveCost {
