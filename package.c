@@ -41,7 +41,7 @@ a package is opened. The weights are gigabytes that nobody wants to read twice; 
 little-endian and are written one by one: a struct's padding or the order of its fields must not
 become part of a format. :*/
 //> package_layout
-enum { FORMAT = 2, HEADER = 64, ENTRY = 32, ALIGN = 8, WEIGHT_ALIGN = 256, MAX_SECTIONS = 32 };
+enum { FORMAT = 3, HEADER = 64, ENTRY = 32, ALIGN = 8, WEIGHT_ALIGN = 256, MAX_SECTIONS = 32 };
 
 typedef enum SectionKind {
   SECTION_PLAN = 1, // shape, target, plan
@@ -191,11 +191,12 @@ static void put_target(uint8_t **out, const Target *t) {
   put_string(out, t->kind);
   const uint32_t n[] = {t->workers, t->threads, t->registers, t->shared_bytes, t->fused_context};
   for (size_t i = 0; i < sizeof n / sizeof *n; i++) put_u32(out, n[i]);
-  const double x[] = {t->read_gbs,   t->worker_gbs, t->kv_worker_gbs,
-                      t->barrier_us, t->ramp_us,    t->attention_us};
+  const double x[] = {t->read_gbs,   t->worker_gbs, t->kv_worker_gbs, t->barrier_us,
+                      t->handoff_us, t->ramp_us,    t->attention_us};
   for (size_t i = 0; i < sizeof x / sizeof *x; i++) put_f64(out, x[i]);
   put_u32(out, t->ffn);
   put_u32(out, t->attention);
+  put_u32(out, t->sync);
   put_string(out, t->fingerprint);
 }
 
@@ -204,8 +205,8 @@ static void get_target(Reader *r, Target *t) {
   get_string(r, t->kind, sizeof t->kind);
   uint32_t *n[] = {&t->workers, &t->threads, &t->registers, &t->shared_bytes, &t->fused_context};
   for (size_t i = 0; i < sizeof n / sizeof *n; i++) *n[i] = get_u32(r);
-  double *x[] = {&t->read_gbs,   &t->worker_gbs, &t->kv_worker_gbs,
-                 &t->barrier_us, &t->ramp_us,    &t->attention_us};
+  double *x[] = {&t->read_gbs,   &t->worker_gbs, &t->kv_worker_gbs, &t->barrier_us,
+                 &t->handoff_us, &t->ramp_us,    &t->attention_us};
   for (size_t i = 0; i < sizeof x / sizeof *x; i++) *x[i] = get_f64(r);
   uint32_t ffn = get_u32(r);
   if (ffn > FFN_SPLIT) r->bad = true;
@@ -213,6 +214,9 @@ static void get_target(Reader *r, Target *t) {
   uint32_t attention = get_u32(r);
   if (attention > ATTENTION_ONE_PASS) r->bad = true;
   else t->attention = (AttentionKind)attention;
+  uint32_t sync = get_u32(r);
+  if (sync > SYNC_DATA) r->bad = true;
+  else t->sync = (SyncKind)sync;
   get_string(r, t->fingerprint, sizeof t->fingerprint);
 }
 
@@ -221,8 +225,9 @@ enum { TILE_BYTES = 24 };
 static void put_plan(uint8_t **out, const Plan *p) {
   put_shape(out, &p->shape);
   put_target(out, &p->target);
-  const uint32_t n[] = {p->workers,   p->wave_count, p->tile_count,    p->chunks,
-                        p->ffn_parts, p->slots,      p->fused_context, p->one_pass};
+  const uint32_t n[] = {p->workers,    p->wave_count, p->tile_count,    p->chunks,
+                        p->ffn_parts,  p->slots,      p->fused_context, p->ring_slots,
+                        p->slot_bytes, p->one_pass,   p->sync};
   for (size_t i = 0; i < sizeof n / sizeof *n; i++) put_u32(out, n[i]);
   for (uint32_t w = 0; w < p->wave_count; w++) put_u32(out, p->barrier[w]);
   for (uint32_t i = 0; i < p->tile_count; i++) {
@@ -245,12 +250,15 @@ static int get_plan(const char *file, const uint8_t *data, size_t bytes, Plan *p
   Reader r = {data, bytes, false};
   get_shape(&r, &p->shape);
   get_target(&r, &p->target);
-  uint32_t *n[] = {&p->workers,   &p->wave_count, &p->tile_count,   &p->chunks,
-                   &p->ffn_parts, &p->slots,      &p->fused_context};
+  uint32_t *n[] = {&p->workers, &p->wave_count,    &p->tile_count, &p->chunks,    &p->ffn_parts,
+                   &p->slots,   &p->fused_context, &p->ring_slots, &p->slot_bytes};
   for (size_t i = 0; i < sizeof n / sizeof *n; i++) *n[i] = get_u32(&r);
   uint32_t one_pass = get_u32(&r);
   p->one_pass = one_pass == 1;
   if (one_pass > 1) r.bad = true;
+  uint32_t sync = get_u32(&r);
+  if (sync > SYNC_DATA) r.bad = true;
+  else p->sync = (SyncKind)sync;
   // 64 bits hold both products, and after this comparison the counts are no larger than the file.
   uint64_t wanted = 4 * (uint64_t)p->wave_count + TILE_BYTES * (uint64_t)p->tile_count;
   if (r.bad || wanted != r.left)

@@ -11,14 +11,15 @@ between two barriers every worker should read the same number of **bytes**. Rows
 all equally long; to balance bytes, we balance rows. :*/
 #include "tiles.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 //> op_name
 const char *op_name(int op) {
-  static const char *const name[OP_COUNT] = {"embed",   "qkv",  "scores",     "values",
-                                             "attend",  "wo",   "ffn",        "ffn_reduce",
-                                             "gate_up", "down", "final_norm", "lm_head"};
+  static const char *const name[OP_COUNT] = {
+      "embed",      "qkv",     "scores", "values",     "attend",  "wo",   "ffn",
+      "ffn_reduce", "gate_up", "down",   "final_norm", "lm_head", "merge"};
   return op >= 0 && op < OP_COUNT ? name[op] : "?";
 }
 //< op_name
@@ -35,12 +36,17 @@ workers would read one row more in every layer. So it moves on by `rows` from on
 to the next (modulo `W`), as if the layers' rows were one long tape cut without starting over. Over
 any number of layers, no two workers then differ by more than one row of that opcode. Each opcode
 starts at a phase of its own, so that the extra rows of one wave do not fall on the workers of the
-wave before. :*/
+wave before.
+
+Where nobody waits at a barrier, what counts is not one wave but how far each worker's bytes have come.
+The same phases serve there: up to any wave of a token, two workers differ by at most one row of each
+opcode. On 132 workers that is a fifth of a percent of what each of them reads of Llama 3.2 1B. :*/
 //> split_rows
 typedef struct Builder {
   Plan *p;
   Tile *tile; // in the order of the waves
   uint32_t count, wave;
+  uint32_t barrier; // after a wave of rows
   uint32_t phase[OP_COUNT];
 } Builder;
 
@@ -64,7 +70,7 @@ static uint32_t split_rows(Builder *b, Op op, uint32_t layer, uint32_t rows, boo
   }
   // No plan has 0 workers. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
   b->phase[op] = (uint32_t)((phase + rows) % workers);
-  b->p->barrier[b->wave++] = BARRIER_ALWAYS;
+  b->p->barrier[b->wave++] = b->barrier;
   return n;
 }
 //< split_rows
@@ -123,6 +129,39 @@ static void deal_heads(Builder *b, Op op, uint32_t layer, uint32_t barrier) {
 }
 //< deal_heads
 
+/*: ### Merging the chunks
+
+Without barriers, a value that is written once is read by all workers, each of which waits for it. If every `wo` tile merged
+the partials of all chunks for itself, a hand-off of all partials would lie between attention and `wo`, sixteen times as large as
+attention's result. So the merge gets a wave of its own and its work is cut as finely as attention's: the `G` elements of a K/V
+head's query heads go to the workers of its `C` chunks, worker `c` taking those from `G*c/C` to `G*(c+1)/C`, rounded down to a
+multiple of four. The worker that has chunk `c` of a head has its own partial at hand already. With more chunks than fours,
+some tiles would be empty, and there are none. :*/
+//> merge_waves
+// Where chunk c's part of a head's output begins; chunk C's beginning is the end.
+static uint32_t merge_begin(const Plan *p, uint32_t c) {
+  uint32_t elements = (uint32_t)(p->shape.heads / p->shape.kv_heads * p->shape.head_dim);
+  return elements * c / p->chunks / 4 * 4;
+}
+
+static void merge_heads(Builder *b, uint32_t layer) {
+  const Plan *p = b->p;
+  uint32_t heads = (uint32_t)p->shape.kv_heads, elements = merge_begin(p, p->chunks);
+  for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
+    for (uint32_t h = 0; h < heads; h++) {
+      uint32_t row0 = merge_begin(p, chunk), row1 = merge_begin(p, chunk + 1);
+      if (row0 == row1) continue;
+      b->tile[b->count++] = (Tile){.op = OP_MERGE,
+                                   .layer = (uint16_t)layer,
+                                   .wave = b->wave,
+                                   .worker = (chunk * heads + h) % p->workers,
+                                   .row0 = h * elements + row0,
+                                   .row1 = h * elements + row1};
+    }
+  p->barrier[b->wave++] = b->barrier;
+}
+//< merge_waves
+
 /*: ## Attention, two ways
 
 A softmax needs the largest score before it can take the first exponential. In **two passes** the
@@ -171,16 +210,144 @@ Both ways take two waves. On a GPU, which copies the weights anyway, the planner
 weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short
 pieces a row apart, so it splits. A target may ask for either. :*/
 //> choose_ffn
-static bool choose_fused_ffn(const Target *t) {
+static bool choose_fused_ffn(const Target *t, bool data) {
+  if (data) return false;
   if (t->ffn != FFN_AUTO) return t->ffn == FFN_FUSED;
   return strcmp(t->kind, "cpu") != 0;
 }
 //< choose_ffn
 
+/*: ## Hand-offs, two ways
+
+A barrier is a wait for everybody, also for those whose results nobody needs yet, and while it lasts no weights are
+asked for. The other way drops both halves of that. The values themselves say that they have been written, and a worker waits
+for those that it reads and for nothing else; and its weights, which depend on nothing, come through a **ring** of slots in
+shared memory, ahead of the tiles that need them. Then a wait costs nothing as long as the ring has not run full.
+
+A row must come through the ring in **pieces** that eight warps can share evenly. A warp takes the same *segment* of every row,
+so that its part of the vector stays in registers, and registers hold some two thousand columns. Rows up to that long are one
+segment, and eight warps take eight rows; rows of two segments are taken four at a time. What would need four segments is
+cut into eight, so that all warps work on one row and the rows of a piece need not be even. A piece is as many rows as a slot
+holds. Where a slot does not hold as many long rows as the warps take at once, more segments need fewer rows. :*/
+//> tape_cut
+enum { TAPE_ROWS = 64 }; // of a piece, at most
+
+TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes) {
+  uint64_t row_bytes = 2 * (((uint64_t)columns + 7) / 8 * 8);
+  if (row_bytes == 0) return (TapeCut){0};
+  for (uint32_t s = 1; s <= TAPE_WARPS; s = s == 2 ? 8 : 2 * s) {
+    uint64_t segment = (((uint64_t)columns + s - 1) / s + 7) / 8 * 8, at_once = TAPE_WARPS / s;
+    uint64_t rows = slot_bytes / row_bytes < TAPE_ROWS ? slot_bytes / row_bytes : TAPE_ROWS;
+    rows = rows / at_once * at_once;
+    if (segment <= TAPE_SEGMENT && rows) return (TapeCut){s, (uint32_t)rows};
+  }
+  return (TapeCut){0};
+}
+//< tape_cut
+
+/*: How large is the ring? What the worker needs for itself comes first: the vector that its rows are multiplied by, what
+attention works with (the query heads, the newest key and value, and a sum for each warp and head), its list of tiles, and
+four kilobytes of small things. All the rest is slots, up to six; with fewer than two, nothing could be read while a piece is
+being used. On cards with much shared memory a slot is 32 KB, else 16. :*/
+//> choose_ring
+enum {
+  RING_LEAST = 2,
+  RING_MOST = 6,
+  LARGE_SHARED = 160 << 10, // from here on slots are large
+  LARGE_SLOT = 32 << 10,
+  SMALL_SLOT = 16 << 10,
+  KNOWN_SHARED =
+      99 << 10, // where the target does not say: what every card has since compute capability 8.0
+  SMALL_THINGS = 4 << 10
+};
+
+uint64_t tape_reserve(const Shape *s, uint32_t tiles) {
+  uint64_t group = (uint64_t)(s->heads / s->kv_heads), head = (uint64_t)s->head_dim;
+  uint64_t sums = TAPE_WARPS * (group < TAPE_GROUP ? group : TAPE_GROUP) * head;
+  uint64_t floats = (uint64_t)s->hidden + (group + 2) * head + sums;
+  return floats * sizeof(float) + SMALL_THINGS + tiles * sizeof(Tile);
+}
+
+// Tiles of the worker that has most, with hand-offs of data: at most.
+static uint32_t tape_tiles(const Plan *p) {
+  uint32_t pairs = (uint32_t)p->shape.kv_heads * p->chunks, waves = p->chunks > 1 ? 2 : 1;
+  uint32_t rounds = (pairs + p->workers - 1) / p->workers;
+  return (uint32_t)p->shape.layers * (4 + waves * rounds) + 1;
+}
+
+static void choose_ring(Plan *p) {
+  uint64_t room = p->target.shared_bytes ? p->target.shared_bytes : KNOWN_SHARED;
+  uint64_t reserve = tape_reserve(&p->shape, tape_tiles(p));
+  p->slot_bytes = room >= LARGE_SHARED ? LARGE_SLOT : SMALL_SLOT;
+  uint64_t slots = room > reserve ? (room - reserve) / p->slot_bytes : 0;
+  p->ring_slots = slots < RING_MOST ? (uint32_t)slots : RING_MOST;
+}
+//< choose_ring
+
+/*: What such a plan asks for, one comparison each. Whoever demands `data` and cannot have it is told what is in the way. :*/
+//> check_tape
+static int no_tape(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int no_tape(Error *e, const char *format, ...) {
+  char why[320];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(why, sizeof why, format, list);
+  va_end(list);
+  return fail(e, EXIT_PLAN, "plan: sync data: %s", why);
+}
+
+static int check_columns(const Plan *p, const char *what, uint64_t columns, Error *e) {
+  if (columns > TAPE_WARPS * TAPE_SEGMENT)
+    return no_tape(e, "%s has rows of %llu columns; at most %d", what, (unsigned long long)columns,
+                   TAPE_WARPS * TAPE_SEGMENT);
+  if (tape_cut((uint32_t)columns, p->slot_bytes).rows) return 0;
+  return no_tape(e, "%s has rows of %llu bytes; a slot holds %u", what,
+                 (unsigned long long)(2 * columns), p->slot_bytes);
+}
+
+// With chunks and ring chosen.
+static int check_tape(const Plan *p, Error *e) {
+  const Shape *s = &p->shape;
+  const Target *t = &p->target;
+  if (strcmp(t->kind, "cuda") != 0)
+    return no_tape(e, "target %s is of kind %s; only cuda plays such a plan", t->name, t->kind);
+  if (t->ffn == FFN_FUSED) return no_tape(e, "the FFN is to be fused; it must be split");
+  if (t->attention == ATTENTION_TWO_PASS)
+    return no_tape(e, "attention is to be in two passes; it must be in one");
+  if (s->heads / s->kv_heads > TAPE_GROUP)
+    return no_tape(e, "%d query heads of a K/V head; at most %d", s->heads / s->kv_heads,
+                   TAPE_GROUP);
+  if (s->head_dim % 8 || s->head_dim > TAPE_HEAD)
+    return no_tape(e, "heads of %d; must be a multiple of 8 and at most %d", s->head_dim,
+                   TAPE_HEAD);
+  const struct {
+    const char *what;
+    int32_t rows;
+  } matrices[] = {{"qkv", qkv_rows(s)},
+                  {"wo and down", s->hidden},
+                  {"gate and up", s->inter},
+                  {"lm_head", s->vocab}};
+  for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
+    if ((uint32_t)matrices[i].rows < p->workers)
+      return no_tape(e, "%u workers, and %s has %d rows; every worker needs one", p->workers,
+                     matrices[i].what, matrices[i].rows);
+  if (p->ring_slots < RING_LEAST)
+    return no_tape(e,
+                   "%u bytes of shared memory hold %u slots of %u bytes beside %llu; at least %d",
+                   t->shared_bytes, p->ring_slots, p->slot_bytes,
+                   (unsigned long long)tape_reserve(s, tape_tiles(p)), RING_LEAST);
+  if (check_columns(p, "qkv", (uint64_t)s->hidden, e) != 0 ||
+      check_columns(p, "wo", (uint64_t)s->heads * (uint64_t)s->head_dim, e) != 0 ||
+      check_columns(p, "down", (uint64_t)s->inter, e) != 0)
+    return -1;
+  return 0;
+}
+//< check_tape
+
 /*: ## One token, wave by wave
 
-Everything above meets here. The function below is the whole schedule of a token: read it from top
-to bottom and you have seen every wave. :*/
+Everything above meets here. The two functions below are the whole schedule of a token, with barriers and without: read one
+from top to bottom and you have seen every wave. :*/
 //> build_waves
 static void build_waves(Builder *b, bool fused) {
   Plan *p = b->p;
@@ -208,6 +375,20 @@ static void build_waves(Builder *b, bool fused) {
   split_rows(b, OP_FINAL_NORM, 0, hidden, false);
   p->slots = split_rows(b, OP_LM_HEAD, 0, (uint32_t)s->vocab, true);
 }
+
+static void build_tape_waves(Builder *b) {
+  Plan *p = b->p;
+  const Shape *s = &p->shape;
+  for (uint32_t l = 0; l < (uint32_t)s->layers; l++) {
+    split_rows(b, OP_QKV, l, (uint32_t)qkv_rows(s), false);
+    deal_heads(b, OP_ATTEND, l, BARRIER_DATA);
+    if (p->chunks > 1) merge_heads(b, l);
+    split_rows(b, OP_WO, l, (uint32_t)s->hidden, false);
+    split_rows(b, OP_GATE_UP, l, (uint32_t)s->inter, false);
+    split_rows(b, OP_DOWN, l, (uint32_t)s->hidden, false);
+  }
+  p->slots = split_rows(b, OP_LM_HEAD, 0, (uint32_t)s->vocab, true);
+}
 //< build_waves
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -215,10 +396,23 @@ static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 // Waves of attention in a layer.
 static uint32_t attention_waves(const Plan *p) { return p->one_pass || p->chunks == 1 ? 1 : 2; }
 
-// Tiles of the whole plan: what build_waves will add.
+static uint32_t count_waves(const Plan *p) {
+  uint32_t layers = (uint32_t)p->shape.layers;
+  if (p->sync == SYNC_DATA) return layers * (p->chunks > 1 ? 6 : 5) + 1;
+  return 3 + layers * (4 + attention_waves(p));
+}
+
+// Tiles of the whole plan: what build_waves or build_tape_waves will add.
 static uint64_t count_tiles(const Plan *p) {
   const Shape *s = &p->shape;
   uint64_t w = p->workers, hidden = least((uint64_t)s->hidden, w);
+  if (p->sync == SYNC_DATA) {
+    uint64_t parts =
+        p->chunks; // of a head: its attend tiles, and its merge tiles that are not empty
+    for (uint32_t c = 0; p->chunks > 1 && c < p->chunks; c++)
+      parts += merge_begin(p, c) < merge_begin(p, c + 1);
+    return (uint64_t)s->layers * (4 * w + (uint64_t)s->kv_heads * parts) + w;
+  }
   uint64_t attention = (uint64_t)s->kv_heads * p->chunks * attention_waves(p);
   uint64_t layer =
       least((uint64_t)qkv_rows(s), w) + attention + hidden + least((uint64_t)s->inter, w) + hidden;
@@ -229,18 +423,22 @@ static uint64_t count_tiles(const Plan *p) {
 worker turns one order into the other, and because it is stable, each worker's tiles stay in the
 order of the waves. :*/
 //> plan_make
-int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
-  *out = (Plan){.shape = *s, .target = *t, .workers = t->workers};
+static int make_plan(const Shape *s, const Target *t, SyncKind sync, Plan *out, Error *e) {
+  *out = (Plan){.shape = *s, .target = *t, .workers = t->workers, .sync = SYNC_BARRIER};
   out->shape.rope.factors = NULL;
   // Stand-ins for the counts that depend on the cut, so that the header can be checked first.
   out->chunks = out->slots = out->wave_count = out->tile_count = 1;
   out->fused_context = UINT32_MAX;
   if (plan_sizes(out, e) != 0) return -1;
 
+  bool data = sync == SYNC_DATA;
+  out->sync = sync;
   out->chunks = choose_chunks(out->workers, (uint32_t)s->kv_heads);
   out->one_pass = choose_one_pass(t);
   if (out->chunks > 1) out->fused_context = choose_fused_context(t, out->one_pass, out->chunks);
-  out->wave_count = 3 + (uint32_t)s->layers * (4 + attention_waves(out));
+  if (data) choose_ring(out);
+  if (data && check_tape(out, e) != 0) return -1;
+  out->wave_count = count_waves(out);
   uint64_t count = count_tiles(out);
   if (count > PLAN_MAX_TILES)
     return fail(e, EXIT_PLAN, "plan: rule \"sizes\": %llu tiles; at most %d", // too many workers
@@ -248,6 +446,7 @@ int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
   out->tile_count = (uint32_t)count;
 
   Builder b = {.p = out, .tile = malloc(count * sizeof(Tile))};
+  b.barrier = data ? BARRIER_DATA : BARRIER_ALWAYS;
   out->tile = malloc(count * sizeof(Tile));
   out->barrier = malloc(out->wave_count * sizeof *out->barrier);
   uint32_t *next = calloc((size_t)out->workers + 1, sizeof *next);
@@ -257,9 +456,10 @@ int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
     plan_free(out);
     return fail(e, EXIT_FAIL, "plan: out of memory for %llu tiles", (unsigned long long)count);
   }
-  for (uint32_t op = 0; op < OP_COUNT; op++)
-    b.phase[op] = (uint32_t)((uint64_t)op * out->workers / OP_COUNT);
-  build_waves(&b, choose_fused_ffn(t));
+  for (uint32_t op = 0; op <= OP_LM_HEAD; op++) // merge, after it, is not cut by rows
+    b.phase[op] = (uint32_t)((uint64_t)op * out->workers / (OP_LM_HEAD + 1));
+  if (data) build_tape_waves(&b);
+  else build_waves(&b, choose_fused_ffn(t, data));
 
   for (uint32_t i = 0; i < b.count; i++) next[b.tile[i].worker + 1]++;
   for (uint32_t w = 0; w < out->workers; w++) next[w + 1] += next[w];
@@ -281,6 +481,37 @@ void plan_free(Plan *p) {
   *p = (Plan){0};
 }
 //< plan_make
+
+/*: ## Which of the two
+
+A target may say. Where it does not, and both plans can be made, we make both and keep the one that is predicted to be faster
+at context 1, where hand-offs weigh most. :*/
+//> choose_sync
+// Whether the planner may choose hand-offs of data unasked: where somebody can play such a plan. No worker can yet.
+static bool auto_may_be_data(const Target *t) {
+  (void)t;
+  return false;
+}
+
+static double predicted_ms(const Plan *p) {
+  PlanCost cost;
+  plan_cost(p, 1, &cost, NULL);
+  return cost.predicted_ms;
+}
+
+int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
+  if (t->sync == SYNC_DATA) return make_plan(s, t, SYNC_DATA, out, e);
+  if (make_plan(s, t, SYNC_BARRIER, out, e) != 0) return -1;
+  if (t->sync != SYNC_AUTO || !auto_may_be_data(t)) return 0;
+  Plan data;
+  Error why; // not asked for, so nobody is told why it cannot be
+  if (make_plan(s, t, SYNC_DATA, &data, &why) != 0) return 0;
+  bool faster = predicted_ms(&data) < predicted_ms(out);
+  plan_free(faster ? out : &data);
+  if (faster) *out = data;
+  return 0;
+}
+//< choose_sync
 
 //> plan_index
 int plan_index(Plan *p, Error *e) {

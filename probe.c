@@ -20,7 +20,7 @@ alone, and what a barrier costs. :*/
 One table names every key, so that reading and writing cannot disagree. Zero and an absent key are the same:
 unknown. :*/
 //> target_fields
-enum FieldKind { TEXT, COUNT, RATE, FFN, ATTENTION };
+enum FieldKind { TEXT, COUNT, RATE, FFN, ATTENTION, SYNC };
 typedef struct Field {
   const char *key;
   enum FieldKind kind;
@@ -29,16 +29,17 @@ typedef struct Field {
 #define FIELD(kind, name)                                                                          \
   { #name, kind, offsetof(Target, name), sizeof(((Target *)0)->name) }
 static const Field fields[] = {
-    FIELD(TEXT, name),           FIELD(TEXT, kind),       FIELD(COUNT, workers),
-    FIELD(COUNT, threads),       FIELD(COUNT, registers), FIELD(COUNT, shared_bytes),
-    FIELD(COUNT, fused_context), FIELD(RATE, read_gbs),   FIELD(RATE, worker_gbs),
-    FIELD(RATE, kv_worker_gbs),  FIELD(RATE, barrier_us), FIELD(RATE, ramp_us),
-    FIELD(RATE, attention_us),   FIELD(FFN, ffn),         FIELD(ATTENTION, attention),
-    FIELD(TEXT, fingerprint),
+    FIELD(TEXT, name),           FIELD(TEXT, kind),         FIELD(COUNT, workers),
+    FIELD(COUNT, threads),       FIELD(COUNT, registers),   FIELD(COUNT, shared_bytes),
+    FIELD(COUNT, fused_context), FIELD(RATE, read_gbs),     FIELD(RATE, worker_gbs),
+    FIELD(RATE, kv_worker_gbs),  FIELD(RATE, barrier_us),   FIELD(RATE, handoff_us),
+    FIELD(RATE, ramp_us),        FIELD(RATE, attention_us), FIELD(FFN, ffn),
+    FIELD(ATTENTION, attention), FIELD(SYNC, sync),         FIELD(TEXT, fingerprint),
 };
 enum { FIELDS = sizeof fields / sizeof *fields };
 static const char *const ffn_words[] = {"auto", "fused", "split"};
 static const char *const attention_words[] = {"auto", "two-pass", "one-pass"};
+static const char *const sync_words[] = {"auto", "barrier", "data"};
 //< target_fields
 
 static int set_field(Target *t, const Field *f, const char *value) {
@@ -56,12 +57,15 @@ static int set_field(Target *t, const Field *f, const char *value) {
     if (end == value || *end || !(v >= 0 && v <= 1e9)) return -1;
     *(double *)(void *)at = v;
   } else {
-    const char *const *words = f->kind == FFN ? ffn_words : attention_words;
+    const char *const *words = f->kind == FFN         ? ffn_words
+                               : f->kind == ATTENTION ? attention_words
+                                                      : sync_words;
     int i = 0;
     while (i < 3 && strcmp(value, words[i]) != 0) i++;
     if (i == 3) return -1;
     if (f->kind == FFN) t->ffn = (FfnKind)i;
-    else t->attention = (AttentionKind)i;
+    else if (f->kind == ATTENTION) t->attention = (AttentionKind)i;
+    else t->sync = (SyncKind)i;
   }
   return 0;
 }
@@ -143,6 +147,7 @@ int target_write(const Target *t, FILE *f) {
     case RATE: fprintf(f, "%s\t%.4g\n", key, *(const double *)(const void *)at); break;
     case FFN: fprintf(f, "%s\t%s\n", key, ffn_words[t->ffn]); break;
     case ATTENTION: fprintf(f, "%s\t%s\n", key, attention_words[t->attention]); break;
+    case SYNC: fprintf(f, "%s\t%s\n", key, sync_words[t->sync]); break;
     }
   }
   return ferror(f) ? -1 : 0;

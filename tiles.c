@@ -23,7 +23,7 @@ command is refused, not ignored. :*/
 //> options
 typedef struct Options {
   const char *model; // the one argument without a dash
-  const char *prompt, *file, *ids, *target, *output, *device, *contexts, *ffn;
+  const char *prompt, *file, *ids, *target, *output, *device, *contexts, *ffn, *sync;
   long n, context, workers, seed, runs;
   bool chat, explain, tsv, decode, no_special, all, sweep, help;
 } Options;
@@ -42,7 +42,7 @@ static const struct option long_options[] = {
     {"tsv", 0, 0, 'v'},    {"decode", 0, 0, 'D'}, {"no-special", 0, 0, 'S'}, {"seed", 1, 0, 's'},
     {"runs", 1, 0, 'r'},   {"ffn", 1, 0, 'F'},    {"all", 0, 0, 'a'},        {"sweep", 0, 0, 'W'},
     {"help", 0, 0, 'h'},   {"prompt", 1, 0, 'p'}, {"file", 1, 0, 'f'},       {"output", 1, 0, 'o'},
-    {0, 0, 0, 0}};
+    {"sync", 1, 0, 'Y'},   {0, 0, 0, 0}};
 
 static int number(const char *what, const char *text, long least, long most, long *out, Error *e) {
   char *end;
@@ -95,6 +95,7 @@ static int parse_options(const Command *command, int argc, char **argv, Options 
     case 's': bad = number("--seed", optarg, 0, INT32_MAX, &o->seed, e); break;
     case 'r': bad = number("--runs", optarg, 1, 10000, &o->runs, e); break;
     case 'F': o->ffn = optarg; break;
+    case 'Y': o->sync = optarg; break;
     case 'a': o->all = true; break;
     case 'W': o->sweep = true; break;
     default: break;
@@ -217,10 +218,13 @@ static int here(const Options *o, int device, Target *t, Error *e) {
 // The target of the command line: a file's, or this machine's, and what the options change in it.
 static int plan_target(const Options *o, int device, Target *t, Error *e) {
   if (here(o, device, t, e) != 0) return -1;
-  if (!o->ffn) return 0;
-  if (strcmp(o->ffn, "fused") == 0) t->ffn = FFN_FUSED;
-  else if (strcmp(o->ffn, "split") == 0) t->ffn = FFN_SPLIT;
-  else return fail(e, EXIT_USAGE, "--ffn: \"%s\" is neither fused nor split", o->ffn);
+  if (o->ffn && strcmp(o->ffn, "fused") == 0) t->ffn = FFN_FUSED;
+  else if (o->ffn && strcmp(o->ffn, "split") == 0) t->ffn = FFN_SPLIT;
+  else if (o->ffn) return fail(e, EXIT_USAGE, "--ffn: \"%s\" is neither fused nor split", o->ffn);
+  if (o->sync && strcmp(o->sync, "barrier") == 0) t->sync = SYNC_BARRIER;
+  else if (o->sync && strcmp(o->sync, "data") == 0) t->sync = SYNC_DATA;
+  else if (o->sync)
+    return fail(e, EXIT_USAGE, "--sync: \"%s\" is neither barrier nor data", o->sync);
   return 0;
 }
 
@@ -642,17 +646,18 @@ static int command_trace(const Options *o, Error *e) {
 /*: ## The table of commands :*/
 //> main
 static const Command commands[] = {
-    {"run", "pfincxwdFt",
+    {"run", "pfincxwdFYt",
      "tiles run MODEL (-p TEXT | -f FILE | --ids LIST) [-n N] [--chat] [--ctx N] [--workers N]\n"
      "               [--device auto|cpu|cuda:N] [--ffn fused|split]\n"
+     "               [--sync barrier|data]\n"
      "  Decodes up to N (256) tokens after the prompt, greedily: text on stdout, or ids with "
      "--ids.\n"
      "  MODEL is a Hugging Face folder, a GGUF file, or a package made by tiles plan -o.\n"
      "    tiles run models/SmolLM2-135M-Instruct.Q4_1.gguf --chat -p 'What is gravity?'\n",
      command_run, true},
-    {"plan", "txwFevod",
+    {"plan", "txwFYevod",
      "tiles plan MODEL|SHAPE [--target NAME|FILE] [--context N] [--workers N]\n"
-     "               [--ffn fused|split] [--explain|--tsv] [-o FILE]\n"
+     "               [--ffn fused|split] [--sync barrier|data] [--explain|--tsv] [-o FILE]\n"
      "  Plans one token and explains the plan, or writes plan and packed weights to FILE.\n"
      "    tiles plan llama-3.2-1b --target rtx-3050 --context 4096\n",
      command_plan, true},
@@ -660,12 +665,12 @@ static const Command commands[] = {
      "tiles check PLAN\n"
      "  Validates a package: header, plan, every rule, and the hashes of its weights.\n",
      command_check, true},
-    {"bench", "xXnrwvdFt",
+    {"bench", "xXnrwvdFYt",
      "tiles bench MODEL [--ctx LIST] [-n N] [--runs N] [--workers N] [--tsv]\n"
      "  Streaming-read rate, floor, median ms/token and share of the floor at each context.\n"
      "    tiles bench DIR --ctx 1,4096\n",
      command_bench, true},
-    {"trace", "xwodFt",
+    {"trace", "xwodFYt",
      "tiles trace MODEL [--ctx N] [--workers N] [--device cuda:N] [-o FILE]\n"
      "  Where one token's time goes on a GPU, stage by stage; -o writes a Chrome/Perfetto trace.\n",
      command_trace, true},
@@ -680,7 +685,7 @@ static const Command commands[] = {
      "  Writes a checkpoint with seeded random weights; SHAPE may end in :f32, :bf16 or :f16.\n"
      "    tiles synth llama-3.2-1b /tmp/1b --seed 7\n",
      command_synth, true},
-    {"logits", "iowadFt",
+    {"logits", "iowadFYt",
      "tiles logits MODEL --ids LIST [--all] [-o FILE] [--workers N]\n"
      "  The last position's logits (all positions' with --all) as 32-bit floats.\n",
      command_logits, true},

@@ -628,14 +628,17 @@ int plan_sizes(const Plan *p, Error *e); // EXIT_PLAN
 enum {
   TAPE_WARPS = 8,
   TAPE_SEGMENT = 2048,
-  TAPE_GROUP = 8
-}; // TAPE_GROUP: query heads of a K/V head, at most
+  TAPE_GROUP = 8, // query heads of a K/V head, at most
+  TAPE_HEAD = 256 // a head's size, at most
+};
 typedef struct TapeCut {
   uint32_t segments; // of a row: 1, 2, 4 or 8, each of at most TAPE_SEGMENT columns
   uint32_t rows;     // of a piece, a multiple of TAPE_WARPS / segments; 0: such rows do not fit
 } TapeCut;
 TapeCut tape_cut(uint32_t columns,
                  uint32_t slot_bytes); // two-byte columns, padded to a multiple of 8
+// Bytes of shared memory that a worker with so many tiles needs beside the ring.
+uint64_t tape_reserve(const Shape *s, uint32_t tiles);
 enum { PLAN_MAX_WORKERS = 1 << 16, PLAN_MAX_CHUNKS = 64, PLAN_MAX_TILES = 1 << 22 };
 
 typedef struct WaveCost {

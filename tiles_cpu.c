@@ -408,6 +408,7 @@ static void run_tile(Cpu *c, const Tile *t, float *scratch) {
   case OP_DOWN: tile_down(c, t); break;
   case OP_FINAL_NORM: tile_final_norm(c, t, scratch); break;
   case OP_LM_HEAD: tile_lm_head(c, t); break;
+  case OP_MERGE: // of plans that cpu_open refuses
   case OP_COUNT: break;
   }
 }
@@ -554,6 +555,9 @@ int cpu_open(const Model *m, const Plan *p, uint32_t context, uint32_t threads, 
       s->layers != q->layers || s->heads != q->heads || s->kv_heads != q->kv_heads ||
       s->head_dim != q->head_dim)
     return fail(e, EXIT_PLAN, "the plan is for the shape %s, the model is %s", q->name, s->name);
+  if (p->sync != SYNC_BARRIER)
+    return fail(e, EXIT_PLAN,
+                "the plan's hand-offs are data: only a GPU plays it; plan with --sync barrier");
   Cpu *c = calloc(1, sizeof *c);
   if (!c) return fail(e, EXIT_FAIL, "out of memory");
   c->model = m, c->plan = p, c->context = context, c->kernels = kernels_find(NULL);

@@ -89,7 +89,8 @@ static Text describe(const Plan *p, uint32_t i) {
   Text out;
   const Tile *t = &p->tile[i];
   char layer[24] = "", part[24] = "";
-  if (t->op >= OP_QKV && t->op <= OP_DOWN) snprintf(layer, sizeof layer, " layer %u", t->layer);
+  if ((t->op >= OP_QKV && t->op <= OP_DOWN) || t->op == OP_MERGE)
+    snprintf(layer, sizeof layer, " layer %u", t->layer);
   if (by_chunk(t->op) || t->op == OP_FFN || t->op == OP_LM_HEAD)
     snprintf(part, sizeof part, " part %u", t->part);
   snprintf(out.s, sizeof out.s, "tile %u (%s%s rows %u..%u%s wave %u worker %u)", i, op_name(t->op),
@@ -112,6 +113,61 @@ static int check_count(const char *what, uint64_t n, uint64_t least, uint64_t mo
 static int check_cost(const char *what, double x, Error *e) {
   if (isfinite(x) && x >= 0) return 0;
   return fail(e, EXIT_PLAN, "plan: rule \"sizes\": target: %s is %g; must be 0 or more", what, x);
+}
+
+// The ring beside a worker's own needs, with `tiles` tiles on the worker that has most; and every matrix's rows in its slots.
+static int check_ring(const Plan *p, uint32_t tiles, Error *e) {
+  const Shape *s = &p->shape;
+  if (p->ring_slots < 2 || p->slot_bytes == 0 || p->slot_bytes % 16)
+    return fail(e, EXIT_PLAN,
+                "plan: rule \"ring\": %u slots of %u bytes; at least 2, of a multiple of 16",
+                p->ring_slots, p->slot_bytes);
+  uint64_t ring = (uint64_t)p->ring_slots * p->slot_bytes, reserve = tape_reserve(s, tiles);
+  if (p->target.shared_bytes && ring + reserve > p->target.shared_bytes)
+    return fail(e, EXIT_PLAN,
+                "plan: rule \"ring\": %u slots of %u bytes and %llu beside them; a worker has %u",
+                p->ring_slots, p->slot_bytes, (unsigned long long)reserve, p->target.shared_bytes);
+  const uint32_t columns[] = {(uint32_t)s->hidden, (uint32_t)s->heads * (uint32_t)s->head_dim,
+                              (uint32_t)s->inter};
+  for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+    if (tape_cut(columns[i], p->slot_bytes).rows == 0)
+      return fail(e, EXIT_PLAN,
+                  "plan: rule \"ring\": rows of %u columns do not fit slots of %u bytes",
+                  columns[i], p->slot_bytes);
+  return 0;
+}
+
+// What hand-offs of data ask of the header, and what a plan with barriers must leave empty.
+static int check_sync(const Plan *p, Error *e) {
+  const Shape *s = &p->shape;
+  if (p->sync == SYNC_BARRIER) {
+    if (p->ring_slots || p->slot_bytes)
+      return fail(
+          e, EXIT_PLAN,
+          "plan: rule \"sync\": a ring of %u slots of %u bytes; with barriers there is none",
+          p->ring_slots, p->slot_bytes);
+    return 0;
+  }
+  if (p->sync != SYNC_DATA)
+    return fail(e, EXIT_PLAN, "plan: rule \"sync\": sync is %d; must be %d or %d", (int)p->sync,
+                SYNC_BARRIER, SYNC_DATA);
+  if (strcmp(p->target.kind, "cuda") != 0)
+    return fail(e, EXIT_PLAN,
+                "plan: rule \"sync\": hand-offs of data on a target of kind %s, not cuda",
+                p->target.kind);
+  if (!p->one_pass || p->ffn_parts)
+    return fail(
+        e, EXIT_PLAN,
+        "plan: rule \"sync\": attention in %d passes and %u FFN partials; hand-offs of data "
+        "want 1 and 0",
+        p->one_pass ? 1 : 2, p->ffn_parts);
+  if (s->heads / s->kv_heads > TAPE_GROUP || s->head_dim % 8 || s->head_dim > TAPE_HEAD)
+    return fail(
+        e, EXIT_PLAN,
+        "plan: rule \"sync\": %d query heads of %d a K/V head; at most %d, of a multiple of 8 "
+        "up to %d",
+        s->heads / s->kv_heads, s->head_dim, TAPE_GROUP, TAPE_HEAD);
+  return check_ring(p, 0, e);
 }
 
 int plan_sizes(const Plan *p, Error *e) {
@@ -149,8 +205,9 @@ int plan_sizes(const Plan *p, Error *e) {
   if (check_cost("read_gbs", t->read_gbs, e) || check_cost("worker_gbs", t->worker_gbs, e) ||
       check_cost("kv_worker_gbs", t->kv_worker_gbs, e) ||
       check_cost("barrier_us", t->barrier_us, e) || check_cost("ramp_us", t->ramp_us, e) ||
-      check_cost("attention_us", t->attention_us, e))
+      check_cost("handoff_us", t->handoff_us, e) || check_cost("attention_us", t->attention_us, e))
     return -1;
+  if (check_sync(p, e) != 0) return -1;
 
   if (p->chunks == 1 && p->fused_context != UINT32_MAX)
     return fail(e, EXIT_PLAN,
@@ -194,6 +251,7 @@ static Extent extent(const Plan *p, int op) {
   case OP_DOWN: return (Extent){hidden, 1, true};
   case OP_FFN: return (Extent){inter, p->ffn_parts, true};
   case OP_GATE_UP: return (Extent){inter, 1, true};
+  case OP_MERGE: return (Extent){(uint32_t)s->heads * (uint32_t)s->head_dim, 1, true};
   default: return (Extent){(uint32_t)s->vocab, p->slots, false}; // lm_head
   }
 }
@@ -233,6 +291,14 @@ static int check_tile(const Plan *p, uint32_t i, Error *e) {
              p->one_pass ? "one pass" : "two passes");
     return refuse(p, i, "one attention", e, why);
   }
+  bool data = p->sync == SYNC_DATA;
+  if (data ? t->op == OP_EMBED || t->op == OP_FINAL_NORM : t->op == OP_MERGE) {
+    snprintf(why, sizeof why, "a plan whose hand-offs are %s has no such tile",
+             data ? "data" : "barriers");
+    return refuse(p, i, "one sync", e, why);
+  }
+  if (p->chunks == 1 && t->op == OP_MERGE)
+    return refuse(p, i, "one chunk", e, "with one chunk there is nothing to merge");
   if (p->chunks == 1 && t->op == OP_VALUES)
     return refuse(p, i, "one chunk", e, "with one chunk the scores tiles do all of attention");
 
@@ -241,6 +307,8 @@ static int check_tile(const Plan *p, uint32_t i, Error *e) {
   if (t->layer >= layers) snprintf(why, sizeof why, "layer %u of %u", t->layer, layers);
   else if (t->row0 >= t->row1 || t->row1 > x.rows)
     snprintf(why, sizeof why, "rows %u..%u of %u", t->row0, t->row1, x.rows);
+  else if (t->op == OP_MERGE && (t->row0 % 4 || t->row1 % 4))
+    snprintf(why, sizeof why, "rows %u..%u: merged by fours", t->row0, t->row1);
   else if (t->part >= x.parts) snprintf(why, sizeof why, "part %u of %u", t->part, x.parts);
   else return 0;
   return refuse(p, i, "bounds", e, why);
@@ -267,6 +335,17 @@ this token's candidates and the next token's embed. :*/
 static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
   for (uint32_t i = 0; i < p->tile_count; i++) tiles_of_wave[p->tile[i].wave]++;
   for (uint32_t w = 0; w < p->wave_count; w++) {
+    if (!tiles_of_wave[w])
+      return fail(e, EXIT_PLAN, "plan: rule \"barriers\": wave %u of %u has no tile", w,
+                  p->wave_count);
+    if (p->sync == SYNC_DATA) {
+      if (p->barrier[w] == BARRIER_DATA) continue;
+      return fail(
+          e, EXIT_PLAN,
+          "plan: rule \"barriers\": wave %u ends at a barrier of kind %u; where hand-offs are "
+          "data, of kind %d",
+          w, p->barrier[w], BARRIER_DATA);
+    }
     if (p->barrier[w] != BARRIER_ALWAYS && p->barrier[w] != BARRIER_IF_SPLIT)
       return fail(e, EXIT_PLAN, "plan: rule \"barriers\": wave %u ends at a barrier of kind %u", w,
                   p->barrier[w]);
@@ -275,11 +354,8 @@ static int check_barriers(const Plan *p, uint32_t *tiles_of_wave, Error *e) {
                   "plan: rule \"barriers\": wave %u ends at a barrier that may be skipped; with "
                   "attention in one pass none may",
                   w);
-    if (!tiles_of_wave[w])
-      return fail(e, EXIT_PLAN, "plan: rule \"barriers\": wave %u of %u has no tile", w,
-                  p->wave_count);
   }
-  if (p->barrier[p->wave_count - 1] != BARRIER_ALWAYS)
+  if (p->sync == SYNC_BARRIER && p->barrier[p->wave_count - 1] != BARRIER_ALWAYS)
     return fail(e, EXIT_PLAN,
                 "plan: rule \"barriers\": the last wave's barrier may not be skipped");
   return 0;
@@ -595,9 +671,79 @@ static int check_form(Check *c, bool fused) {
 }
 //< chain
 
+/*: ## The form of a tape
+
+What the kernel counts on without looking: the waves in one order, and every worker with one tile in each wave of rows. :*/
+//> tape_form
+static const Op tape_order[] = {OP_QKV, OP_ATTEND, OP_MERGE, OP_WO, OP_GATE_UP, OP_DOWN};
+
+static int check_sequence(const Plan *p, Op *op_of_wave, Error *e) {
+  uint32_t w = 0, layers = (uint32_t)p->shape.layers, waves = layers * (p->chunks > 1 ? 6 : 5) + 1;
+  if (p->wave_count != waves)
+    return fail(e, EXIT_PLAN, "plan: rule \"sequence\": %u waves; %u layers of %u chunks have %u",
+                p->wave_count, layers, p->chunks, waves);
+  for (uint32_t l = 0; l < layers; l++)
+    for (size_t k = 0; k < sizeof tape_order / sizeof *tape_order; k++)
+      if (tape_order[k] != OP_MERGE || p->chunks > 1) op_of_wave[w++] = tape_order[k];
+  op_of_wave[w] = OP_LM_HEAD;
+  for (uint32_t i = 0; i < p->tile_count; i++) {
+    const Tile *t = &p->tile[i];
+    uint32_t layer = t->wave + 1 == waves ? 0 : t->wave / ((waves - 1) / layers);
+    if (t->op == op_of_wave[t->wave] && t->layer == layer) continue;
+    char why[80];
+    snprintf(why, sizeof why, "the wave is %s's of layer %u", op_name((int)op_of_wave[t->wave]),
+             layer);
+    return refuse(p, i, "sequence", e, why);
+  }
+  return 0;
+}
+
+// After the sequence: a wave has one opcode.
+static int check_one_each(const Plan *p, const Op *op_of_wave, Error *e) {
+  for (uint32_t worker = 0; worker < p->workers; worker++) {
+    uint32_t i = p->first[worker];
+    for (uint32_t w = 0; w < p->wave_count; w++) {
+      uint32_t n = 0;
+      for (; i < p->first[worker + 1] && p->tile[i].wave == w; i++) n++;
+      if (n == 1 || op_of_wave[w] == OP_ATTEND || op_of_wave[w] == OP_MERGE) continue;
+      return fail(
+          e, EXIT_PLAN,
+          "plan: wave %u (%s) worker %u: rule \"one tile each\": it has %u tiles; must be 1", w,
+          op_name((int)op_of_wave[w]), worker, n);
+    }
+  }
+  return 0;
+}
+
+static int check_tape(const Plan *p, Error *e) {
+  Op *op_of_wave = malloc(p->wave_count * sizeof *op_of_wave);
+  if (!op_of_wave) return fail(e, EXIT_FAIL, "plan: out of memory for %u waves", p->wave_count);
+  uint32_t most = 0;
+  for (uint32_t w = 0; w < p->workers; w++)
+    if (p->first[w + 1] - p->first[w] > most) most = p->first[w + 1] - p->first[w];
+  int rc = check_sequence(p, op_of_wave, e);
+  if (rc == 0) rc = check_one_each(p, op_of_wave, e);
+  if (rc == 0) rc = check_ring(p, most, e);
+  free(op_of_wave);
+  return rc;
+}
+//< tape_form
+
 //> plan_validate
+static int check_tape_groups(Check *c) {
+  const Plan *p = c->p;
+  for (uint32_t l = 0; l < (uint32_t)p->shape.layers; l++)
+    for (size_t k = 0; k < sizeof tape_order / sizeof *tape_order; k++)
+      if ((tape_order[k] != OP_MERGE || p->chunks > 1) &&
+          check_written_once(c, l, tape_order[k]) != 0)
+        return -1;
+  if (check_written_once(c, 0, OP_LM_HEAD) != 0) return -1;
+  return check_tape(p, c->e);
+}
+
 static int check_groups(Check *c) {
   const Plan *p = c->p;
+  if (p->sync == SYNC_DATA) return check_tape_groups(c);
   uint32_t layers = (uint32_t)p->shape.layers;
   bool parts = p->ffn_parts > 0;
   if (check_written_once(c, 0, OP_EMBED) != 0) return -1;
