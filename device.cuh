@@ -72,6 +72,171 @@ __device__ __forceinline__ unsigned long long global_nanoseconds() {
 }
 //< device_memory
 
+/*: ## A tape's machinery
+
+A warp that does nothing else fetches weights and K/V rows into slots of shared memory, and the other warps compute from them.
+Two **mbarriers** a slot keep them apart. *Full* ends a phase when a slot's bytes are all there; it is initialised with
+`TAPE_FULL_ARRIVALS`. *Empty* ends a phase when each consumer is done with them; it is initialised with as many
+arrivals as consumers make. Phases have parities 0, 1, 0, …, and `mbarrier_test` is true when the phase of that parity has ended and the next one has not. So
+on a fresh mbarrier parity 1 is true at once: a producer that begins with it finds each slot empty.
+
+Who must see what. `mbarrier_arrive` is a release and `mbarrier_test`, when true, an acquire, both within the block: what a consumer read
+from a slot or wrote to shared memory before it arrived at *empty* comes before what the producer does after its test. What was copied into a slot is
+seen by every thread whose test of *full* was true, and by nobody else.
+
+From sm_90 on, one lane asks for the whole slot, and the copy is made by a unit beside the SM's threads, the **async proxy**. To it the order of
+ordinary loads and stores means nothing without a fence. Three cases need one. A consumer that *wrote* into a slot runs
+`fence_async_shared` before it arrives at *empty*: otherwise its store may land on top of the next bytes. (One that only read need not:
+its loads have their values when it arrives.) The lane that copies from global memory which other threads wrote with ordinary stores, the
+K/V cache, runs `fence_async_proxy` after the acquire that told it of them and before the copy: lane 0, or all. (That one is for all memory, so it
+serves the consumer too, but it waits until the thread's stores have reached the whole GPU.) And initialising an mbarrier is a store: the thread
+that did it runs `mbarrier_init_fence`, and `__syncthreads` after that shows it to the other threads.
+
+Below sm_90, all lanes copy 16 bytes at a time with `cp.async`, which knows no proxy, and each lane's arrival at *full* happens when its own copies have
+landed.
+
+So one text serves both. All lanes of a converged warp call `tape_begin` with the bytes of the whole slot, `tape_copy` for each
+piece of it, and `tape_end`. `tape_begin` begins with a `__syncwarp`: what any lane waited for is then over for
+each of them. Addresses and sizes are multiples of 16, and no size is zero. A block must not exit before all that it asked for has landed. :*/
+//> device_tape
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+  return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void mbarrier_init(uint64_t *b, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals)
+               : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(uint64_t *b) {
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(shared_address(b))
+      : "memory");
+}
+__device__ __forceinline__ bool mbarrier_test(const uint64_t *b, uint32_t parity) {
+  uint32_t over;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;"
+               " selp.u32 %0, 1, 0, p; }"
+               : "=r"(over)
+               : "r"(shared_address(b)), "r"(parity)
+               : "memory");
+  return over;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+enum : uint32_t { TAPE_FULL_ARRIVALS = 1 };
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// One arrival, and the phase does not end before so many bytes have landed.
+__device__ __forceinline__ void mbarrier_expect(uint64_t *b, uint32_t bytes) {
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(
+          shared_address(b)),
+      "r"(bytes)
+      : "memory");
+}
+// For one thread. Returns at once; the bytes count at `b` when they have landed.
+__device__ __forceinline__ void bulk_copy(void *shared, const void *global, uint32_t bytes,
+                                          uint64_t *b) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+               " [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(b))
+               : "memory");
+}
+__device__ __forceinline__ void tape_begin(uint64_t *b, uint32_t bytes) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_expect(b, bytes);
+}
+__device__ __forceinline__ void tape_copy(void *shared, const void *global, uint32_t bytes,
+                                          uint64_t *b) {
+  if (threadIdx.x % 32 == 0) bulk_copy(shared, global, bytes, b);
+}
+__device__ __forceinline__ void tape_end(uint64_t *) {}
+#else
+enum : uint32_t { TAPE_FULL_ARRIVALS = 32 };
+__device__ __forceinline__ void mbarrier_init_fence() {}
+__device__ __forceinline__ void fence_async_proxy() {}
+__device__ __forceinline__ void fence_async_shared() {}
+__device__ __forceinline__ void tape_begin(uint64_t *, uint32_t) { __syncwarp(); }
+__device__ __forceinline__ void tape_copy(void *shared, const void *global, uint32_t bytes,
+                                          uint64_t *) {
+  for (uint32_t at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
+    copy_async((uint4 *)((char *)shared + at), (const uint4 *)((const char *)global + at));
+}
+// This lane arrives when all that it has copied so far is there. noinc: the arrival is one of the 32 of the phase.
+__device__ __forceinline__ void tape_end(uint64_t *b) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b))
+               : "memory");
+}
+#endif
+//< device_tape
+
+/*: Values that say themselves whether they are there need no flag, and no order among them: a relaxed load that comes from L2 each
+time is enough, and of the 16 bytes of `load_relaxed4` each float counts for itself. Eight bytes are read and written whole.
+
+Within a block, one word of shared memory tells how far somebody has come. `store_shared_volatile` puts all that this thread has loaded and stored
+before it ahead of the word, in the block's eyes, and `load_shared_volatile` all that this thread does later behind it. So a thread that reads the word sees what its
+writer did before. That is for ordinary loads and stores: before a copy of the async proxy a `fence_async_proxy` is still due. :*/
+//> device_words
+__device__ __forceinline__ void fence_gpu() { __threadfence(); }
+
+__device__ __forceinline__ float load_relaxed(const float *p) {
+  float v;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 load_relaxed4(const float4 *p) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint64_t load_relaxed64(const uint64_t *p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_relaxed(float *p, float v) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
+}
+__device__ __forceinline__ void store_relaxed64(uint64_t *p, uint64_t v) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared_volatile(const uint32_t *p) {
+  uint32_t v;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
+  __threadfence_block();
+  return v;
+}
+__device__ __forceinline__ void store_shared_volatile(uint32_t *p, uint32_t v) {
+  __threadfence_block();
+  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
+}
+
+// Some of a block's warps meet: `threads` is a multiple of 32, and each warp comes whole.
+__device__ __forceinline__ void bar_sync(uint32_t id, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ bool bar_sync_or(uint32_t id, uint32_t threads, bool vote) {
+  uint32_t any;
+  asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.or.pred q, %1, %2, p;"
+               " selp.u32 %0, 1, 0, q; }"
+               : "=r"(any)
+               : "r"(id), "r"(threads), "r"((uint32_t)vote)
+               : "memory");
+  return any;
+}
+//< device_words
+
 __device__ __forceinline__ float f16_to_float(uint16_t h) {
   return __half2float(__ushort_as_half(h));
 }

@@ -30,9 +30,10 @@ What is provided, all under CUDA's own names:
 | qualifiers | `__global__ __device__ __host__ __constant__ __forceinline__ __noinline__ __launch_bounds__ __grid_constant__ __align__ __restrict__` |
 | indices | `threadIdx blockIdx blockDim gridDim warpSize`; grids and blocks have one dimension |
 | types | `dim3 uint3 int2 int4 uint2 uint4 float2 float4` and their `make_` functions |
-| block | `__syncthreads __syncthreads_or __syncthreads_and __syncthreads_count bar_sync bar_arrive DYNAMIC_SHARED` |
+| block | `__syncthreads __syncthreads_or __syncthreads_and __syncthreads_count bar_sync bar_sync_or bar_arrive DYNAMIC_SHARED` |
 | warp | `__syncwarp __shfl_sync __shfl_xor_sync __shfl_up_sync __shfl_down_sync __ballot_sync __any_sync __all_sync __activemask` |
-| memory | `load_stream load_l2 store_l2 load_acquire store_release add_release atomic_add_acq_rel fence_gpu __threadfence __threadfence_block __ldg __ldcg __stcg` |
+| memory | `load_stream load_l2 store_l2 load_acquire store_release load_relaxed load_relaxed4 load_relaxed64 store_relaxed store_relaxed64 load_shared_volatile store_shared_volatile add_release atomic_add_acq_rel fence_gpu __threadfence __threadfence_block __ldg __ldcg __stcg` |
+| copies | `mbarrier_init mbarrier_init_fence mbarrier_arrive mbarrier_expect mbarrier_test bulk_copy fence_async_proxy fence_async_shared tape_begin tape_copy tape_end TAPE_FULL_ARRIVALS` |
 | time | `global_nanoseconds nanosleep_short __nanosleep __trap` |
 | numbers | `f16_to_float float_to_f16 __float_as_uint __uint_as_float __float_as_int __int_as_float rsqrtf __expf __logf __sinf __cosf __fdividef __fmaf_rn __fmul_rn __fadd_rn min max __popc __clz __ffs`, and all of `<math.h>` |
 | launch | `launch_cooperative cudaLaunchCooperativeKernel cudaLaunchKernel` (the last two with the kernel itself, not cast to a pointer) |
@@ -151,8 +152,11 @@ namespace fiber {
 
 enum Order { FORWARD, REVERSE, RANDOM };
 inline const char *const order_names[] = {"forward", "reverse", "random"};
+// When a bulk copy lands: as the order has it, at once, or when nothing else can happen.
+enum Copies { BY_ORDER, AT_ONCE, LATE };
+inline const char *const copies_names[] = {"order", "now", "late"};
 
-// A number, or one of the names, of which the first is the default.
+// A number, or one of three names, of which the first is the default.
 inline uint64_t environment(const char *name, uint64_t otherwise, const char *const *names = NULL) {
   const char *text = getenv(name);
   if (!text || !*text) return otherwise;
@@ -161,8 +165,9 @@ inline uint64_t environment(const char *name, uint64_t otherwise, const char *co
   char *end;
   uint64_t value = strtoull(text, &end, 0);
   if (!names && !*end && *text != '-') return value;
-  fprintf(stderr, "fiber: %s=%s is ignored: it is not %s\n", name, text,
-          names ? "forward, reverse or random" : "a number");
+  fprintf(stderr, "fiber: %s=%s is ignored: it is not ", name, text);
+  if (names) fprintf(stderr, "%s, %s or %s\n", names[0], names[1], names[2]);
+  else fprintf(stderr, "a number\n");
   return otherwise;
 }
 
@@ -171,6 +176,7 @@ struct Settings {
   size_t memory = environment("FIBER_MEMORY", (size_t)8 << 30); // bytes of the device
   size_t shared = environment("FIBER_SHARED", 232448);          // bytes a block may have
   Order order = (Order)environment("FIBER_ORDER", FORWARD, order_names);
+  Copies copies = (Copies)environment("FIBER_COPIES", BY_ORDER, copies_names);
   uint64_t seed = environment("FIBER_SEED", 1);
   uint64_t patience = environment("FIBER_PATIENCE", 100000000); // switches without a store
 };
@@ -243,8 +249,8 @@ inline void *first_frame(char *top, void (*entry)()) {
 #endif
 //< fiber_switch
 
-/*: AddressSanitizer must be told when the stack under it changes, and that a stack which is used again is
-clean. :*/
+/*: AddressSanitizer must be told when the stack under it changes, that a stack which is used again is
+clean, and which bytes of shared memory are still on their way. :*/
 //> fiber_sanitizer
 #ifdef FIBER_ASAN
 inline void leave_stack(void **fake, const void *to, size_t bytes) {
@@ -254,10 +260,20 @@ inline void reach_stack(void *fake, const void **from, size_t *bytes) {
   __sanitizer_finish_switch_fiber(fake, from, bytes);
 }
 inline void clean_stack(char *stack, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(stack, bytes); }
+inline void hide(void *p, size_t bytes) { ASAN_POISON_MEMORY_REGION(p, bytes); }
+inline void reveal(void *p, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(p, bytes); }
+// Reads the first byte that may not be read, if there is one: the report comes from here.
+inline void touch(const void *p, size_t bytes) {
+  const void *bad = __asan_region_is_poisoned((void *)p, bytes);
+  if (bad) (void)*(const volatile char *)bad;
+}
 #else
 inline void leave_stack(void **, const void *, size_t) {}
 inline void reach_stack(void *, const void **, size_t *) {}
 inline void clean_stack(char *, size_t) {}
+inline void hide(void *, size_t) {}
+inline void reveal(void *, size_t) {}
+inline void touch(const void *, size_t) {}
 #endif
 //< fiber_sanitizer
 
@@ -283,10 +299,18 @@ struct Barrier {
 };
 struct Block {
   unsigned index;
+  unsigned live;                 // fibers that have not exited
   Fiber *fiber;                  // [blockDim.x]
-  unsigned char *shared;         // [the launch's shared bytes]
+  unsigned char *shared;         // [grid.shared]
   Barrier barrier[16];           // 0 is __syncthreads
   std::vector<unsigned> meeting; // [warps] the lanes that wait for others of their warp
+};
+struct Copy { // a bulk copy that has not landed
+  Block *block;
+  unsigned char *to; // [bytes] in the block's shared memory
+  const void *from;  // [bytes]
+  size_t bytes;
+  uint64_t *barrier;
 };
 
 enum : uint64_t {
@@ -305,7 +329,9 @@ inline struct Grid {
   size_t host_bytes;
   std::vector<Fiber *> ready; // [fibers] a ring
   size_t head, count;
-  size_t live; // fibers that have not exited
+  size_t live;              // fibers that have not exited
+  size_t shared;            // bytes a block
+  std::vector<Copy> copies; // in the order in which they were asked for
   uint64_t random;
   uint64_t switches, nanoseconds;           // since the launch
   uint64_t last_switches, last_nanoseconds; // at the last progress
@@ -352,6 +378,66 @@ inline void progress() {
 }
 //< fiber_grid
 
+/*: ## What lands by itself
+
+A bulk copy runs beside the threads that asked for it, and an **mbarrier**, eight bytes of shared memory, tells when its bytes are there. A
+phase of an mbarrier ends when as many threads have arrived as it was made for, and as many bytes have landed as they said to
+expect. The next phase then begins with the same number of arrivals, and no bytes. Bytes may land before anybody said that they
+would come: their count goes below zero for a while.
+
+When a copy lands is a choice like whose turn it is. *Forward* lands the oldest at the next switch. *Reverse* lands none while a thread
+can do anything but poll, and then the newest. *Random* takes any of them at any time, in a hurry or hardly ever, as the seed
+decides. Until then its destination holds 0xFF bytes, which are NaNs, and AddressSanitizer lets nobody touch it. :*/
+//> fiber_copies
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void stop(cudaError_t error,
+                                                                    const char *format, ...);
+
+enum : int64_t { MBARRIER_MAX = (1 << 20) - 1 }; // arrivals or bytes: the hardware's limit
+struct __attribute__((may_alias)) Mbarrier {
+  uint64_t pending : 20, arrivals : 20; // threads: still to come, and of a whole phase
+  uint64_t phase : 1, never : 1;        // never: 0, but in memory that nobody has written
+  int64_t bytes : 22;                   // still to come
+};
+static_assert(sizeof(Mbarrier) == 8, "an mbarrier is 8 bytes");
+
+// After each change.
+inline void settle(Mbarrier &m) {
+  if (!m.pending && !m.bytes) {
+    m.phase ^= 1;
+    m.pending = m.arrivals;
+  }
+  progress();
+}
+inline void expect(Mbarrier &m, int64_t bytes) {
+  int64_t sum = m.bytes + bytes;
+  if (sum > MBARRIER_MAX || sum < -MBARRIER_MAX)
+    stop(cudaErrorLaunchFailure, "mbarrier %p: %lld bytes to come", (void *)&m, (long long)sum);
+  m.bytes = sum;
+}
+
+inline void land() { // one copy
+  std::vector<Copy> &list = grid.copies;
+  size_t i = settings.order == FORWARD ? 0 : list.size() - 1;
+  if (settings.order == RANDOM) i = draw() % list.size();
+  Copy c = list[i];
+  list.erase(list.begin() + (ptrdiff_t)i);
+  reveal(c.to, c.bytes);
+  memcpy(c.to, c.from, c.bytes);
+  Mbarrier &m = *(Mbarrier *)c.barrier;
+  expect(m, -(int64_t)c.bytes);
+  settle(m);
+}
+// Whether a copy lands at this switch. The first line is for warps that meet between their polls: none of them ever
+// polls in vain by itself.
+inline bool landing() {
+  if (grid.switches - grid.last_switches > 8 * grid.fibers.size()) return true;
+  if (settings.copies == LATE) return false;
+  if (settings.order != RANDOM) return settings.order == FORWARD;
+  uint64_t pace = mix(settings.seed * 64 + grid.switches / CALM) % 4;
+  return pace < 3 && !(draw() & ((1u << 3 * pace) - 1));
+}
+//< fiber_copies
+
 //> fiber_report
 inline void describe(const Fiber *f, char *out, size_t bytes) {
   if (f->done) snprintf(out, bytes, "has exited");
@@ -362,6 +448,11 @@ inline void describe(const Fiber *f, char *out, size_t bytes) {
     const Barrier &b = f->block->barrier[f->barrier];
     snprintf(out, bytes, "waits in %s, barrier %u, where %u of %u threads have come", f->call,
              f->barrier, b.arrived, b.expected);
+  } else if (f->call && !strcmp(f->call, "mbarrier_test")) {
+    const Mbarrier &m = *(const Mbarrier *)f->polled;
+    snprintf(out, bytes, "polls in %s(%p), phase %u, which lacks %u of %u arrivals and %d bytes",
+             f->call, f->polled, (unsigned)m.phase, (unsigned)m.pending, (unsigned)m.arrivals,
+             (int)m.bytes);
   } else if (f->call && f->polled) snprintf(out, bytes, "polls in %s(%p)", f->call, f->polled);
   else if (f->call) snprintf(out, bytes, "polls in %s", f->call);
   else snprintf(out, bytes, "is ready");
@@ -393,6 +484,7 @@ inline Fiber *next() {
   g.switches++;
   g.nanoseconds += SWITCH_NS;
   if (g.error) return &g.host;
+  if (!g.copies.empty() && landing()) land();
   if (!g.count) {
     if (g.live) report("deadlock: every thread that is left waits for another");
     return &g.host;
@@ -440,13 +532,17 @@ inline void enter() {
   now->done = true;
   now->call = NULL;
   grid.live--;
+  now->block->live--;
+  for (const Copy &c : grid.copies)
+    if (c.block == now->block && !c.block->live)
+      stop(cudaErrorLaunchFailure, "the last of its block exits, and a copy to %p is in flight",
+           (void *)c.to);
   progress();
   run_another(true);
 }
 
 // The grid ends here, with one line on stderr: what no GPU would survive either.
-[[noreturn]] __attribute__((format(printf, 2, 3))) inline void stop(cudaError_t error,
-                                                                    const char *format, ...) {
+[[noreturn]] inline void stop(cudaError_t error, const char *format, ...) {
   fprintf(stderr, "fiber: block %u thread %u: ", now->block->index, now->thread);
   va_list ap;
   va_start(ap, format);
@@ -475,7 +571,8 @@ inline void poll(const char *call, const void *address) {
     grid.pollers++;
   }
   if (grid.pollers > grid.count) { // all who are ready, and this one
-    grid.nanoseconds += IDLE_NS;
+    if (grid.copies.empty()) grid.nanoseconds += IDLE_NS;
+    else land();
     new_round();
   }
   make_ready(now);
@@ -583,6 +680,9 @@ template <class T> inline T shuffle(const char *call, unsigned mask, T value, un
 inline void bar_sync(unsigned id, unsigned threads) {
   fiber::block_meet("bar_sync", id, threads, true, false);
 }
+inline bool bar_sync_or(unsigned id, unsigned threads, bool p) {
+  return fiber::block_meet("bar_sync_or", id, threads, true, p) != 0;
+}
 inline void bar_arrive(unsigned id, unsigned threads) {
   fiber::block_meet("bar_arrive", id, threads, false, false);
 }
@@ -640,7 +740,7 @@ inline unsigned __activemask() {
 /*: ## Memory
 
 A load is a load. What matters is who may run before it. A polling loop must let others run or it would poll for ever, so
-acquire loads always do. `load_l2` reads data far more often than it polls and does so at every eighth call.
+acquire loads and relaxed ones always do. `load_l2` reads data far more often than it polls and does so at every eighth call.
 
 Shared memory is a piece of the heap of exactly the size that was asked for, so that AddressSanitizer sees the first byte
 behind it. It begins as 0xFF, a NaN in any floating-point type: who reads what nobody wrote gets something that spreads. :*/
@@ -670,6 +770,23 @@ inline uint32_t load_acquire(const uint32_t *p) {
   return v;
 }
 inline void store_release(uint32_t *p, uint32_t v) { store_l2(p, v); }
+
+namespace fiber {
+template <class T> inline T polled(const char *call, const T *p) {
+  poll(call, p);
+  return *p;
+}
+} // namespace fiber
+inline float load_relaxed(const float *p) { return fiber::polled("load_relaxed", p); }
+inline float4 load_relaxed4(const float4 *p) { return fiber::polled("load_relaxed4", p); }
+inline uint64_t load_relaxed64(const uint64_t *p) { return fiber::polled("load_relaxed64", p); }
+inline void store_relaxed(float *p, float v) { store_l2(p, v); }
+inline void store_relaxed64(uint64_t *p, uint64_t v) { store_l2(p, v); }
+inline uint32_t load_shared_volatile(const uint32_t *p) {
+  return fiber::polled("load_shared_volatile", p);
+}
+inline void store_shared_volatile(uint32_t *p, uint32_t v) { store_l2(p, v); }
+
 inline uint32_t atomic_add_acq_rel(uint32_t *p, uint32_t n) {
   fiber::interrupt();
   uint32_t old = *p;
@@ -694,6 +811,100 @@ inline void nanosleep_short() { fiber::poll("nanosleep_short", NULL); }
 inline void __nanosleep(unsigned) { fiber::poll("__nanosleep", NULL); }
 [[noreturn]] inline void __trap() { fiber::stop(cudaErrorLaunchFailure, "__trap"); }
 //< fiber_memory
+
+/*: An mbarrier is looked at, never waited in: `mbarrier_test` is true when the phase of that parity has ended, that is, when the
+running one has the other. A copy is refused where the hardware would fault, and where two in flight have a byte in common. :*/
+//> fiber_tape
+namespace fiber {
+inline Mbarrier &shared_mbarrier(const char *call, const uint64_t *b, bool initialised = true) {
+  size_t at = (uintptr_t)b - (uintptr_t)now->block->shared;
+  if (at % 8 || at >= grid.shared || grid.shared - at < 8)
+    stop(cudaErrorLaunchFailure, "%s(%p): not 8 aligned bytes of shared memory", call, (void *)b);
+  Mbarrier &m = *(Mbarrier *)b;
+  if (initialised && (m.never || !m.arrivals || m.pending > m.arrivals))
+    stop(cudaErrorLaunchFailure, "%s(%p): not an mbarrier", call, (void *)b);
+  return m;
+}
+inline void arrive(const char *call, uint64_t *b, uint32_t bytes) {
+  interrupt();
+  Mbarrier &m = shared_mbarrier(call, b);
+  if (!m.pending)
+    stop(cudaErrorLaunchFailure, "%s(%p): an arrival more than the %u of a phase", call, (void *)b,
+         (unsigned)m.arrivals);
+  expect(m, bytes);
+  m.pending--;
+  settle(m);
+  interrupt();
+}
+} // namespace fiber
+
+inline void mbarrier_init(uint64_t *b, uint32_t arrivals) {
+  fiber::Mbarrier &m = fiber::shared_mbarrier("mbarrier_init", b, false);
+  if (!arrivals || arrivals > fiber::MBARRIER_MAX)
+    fiber::stop(cudaErrorLaunchFailure, "mbarrier_init(%p): %u arrivals", (void *)b, arrivals);
+  m = fiber::Mbarrier{};
+  m.pending = m.arrivals = arrivals & fiber::MBARRIER_MAX;
+}
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive(uint64_t *b) { fiber::arrive("mbarrier_arrive", b, 0); }
+inline void mbarrier_expect(uint64_t *b, uint32_t bytes) {
+  fiber::arrive("mbarrier_expect", b, bytes);
+}
+inline bool mbarrier_test(const uint64_t *b, uint32_t parity) {
+  const fiber::Mbarrier &m = fiber::shared_mbarrier("mbarrier_test", b);
+  if (parity > 1)
+    fiber::stop(cudaErrorLaunchFailure, "mbarrier_test(%p): parity %u", (void *)b, parity);
+  fiber::poll("mbarrier_test", b);
+  return m.phase != parity;
+}
+inline void fence_async_proxy() { fiber::interrupt(); }
+inline void fence_async_shared() { fiber::interrupt(); }
+
+inline void bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *b) {
+  fiber::Grid &g = fiber::grid;
+  fiber::Block *block = fiber::now->block;
+  fiber::shared_mbarrier("bulk_copy", b);
+  unsigned char *to = (unsigned char *)shared;
+  size_t at = (uintptr_t)to - (uintptr_t)block->shared;
+  if (!bytes || (bytes | (uintptr_t)to | (uintptr_t)global) % 16)
+    fiber::stop(cudaErrorLaunchFailure, "bulk_copy: %u bytes from %p to %p are not multiples of 16",
+                bytes, global, shared);
+  if (at >= g.shared || g.shared - at < bytes)
+    fiber::stop(cudaErrorLaunchFailure, "bulk_copy: %u bytes to %p, outside of shared memory",
+                bytes, shared);
+  for (const fiber::Copy &c : g.copies)
+    if (to < c.to + c.bytes && c.to < to + bytes)
+      fiber::stop(cudaErrorLaunchFailure, "bulk_copy to %p, where another is in flight", shared);
+  fiber::touch(global, bytes);
+  memset(shared, 0xff, bytes);
+  fiber::hide(shared, bytes);
+  g.copies.push_back({block, to, global, bytes, b});
+  if (fiber::settings.copies == fiber::AT_ONCE) fiber::land();
+  fiber::interrupt();
+}
+
+//< fiber_tape
+
+/*: A slot of a tape is filled by a whole warp, because that is what a GPU without bulk copies needs. Here all lanes must call as well, with
+the same arguments, though lane 0 does all of it. :*/
+//> fiber_tape_slot
+enum : uint32_t { TAPE_FULL_ARRIVALS = 1 };
+namespace fiber {
+inline bool tape_leader(const char *call, uint64_t same) {
+  if (shuffle(call, 0xffffffff, same, 0) != same)
+    stop(cudaErrorLaunchFailure, "%s: other arguments than lane 0's", call);
+  return threadIdx.x % 32 == 0;
+}
+} // namespace fiber
+inline void tape_begin(uint64_t *b, uint32_t bytes) {
+  if (fiber::tape_leader("tape_begin", (uintptr_t)b + bytes)) mbarrier_expect(b, bytes);
+}
+inline void tape_copy(void *shared, const void *global, uint32_t bytes, uint64_t *b) {
+  if (fiber::tape_leader("tape_copy", (uintptr_t)shared * 31 + (uintptr_t)global * 7 + bytes))
+    bulk_copy(shared, global, bytes, b);
+}
+inline void tape_end(uint64_t *b) { fiber::tape_leader("tape_end", (uintptr_t)b); }
+//< fiber_tape_slot
 
 /*: ## Numbers
 
@@ -1023,9 +1234,12 @@ inline cudaError_t run_blocks(unsigned first, unsigned n, size_t shared) {
   g.ready.assign(threads, NULL);
   g.head = g.count = 0;
   g.live = threads;
+  g.shared = shared;
+  g.copies.clear();
   for (unsigned b = 0; b < n; b++) {
     Block &block = g.blocks[b];
     block.index = first + b;
+    block.live = blockDim.x;
     block.fiber = &g.fibers[(size_t)b * blockDim.x];
     block.shared = shared ? (unsigned char *)poisoned(shared, 128) : NULL;
     block.meeting.assign((blockDim.x + 31) / 32, 0);
