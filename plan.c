@@ -586,7 +586,19 @@ waves pays on top:
   `attention_us` a layer even over an empty cache.
 - Every barrier that is not skipped costs `barrier_us`.
 
-A number that the target does not know is zero, and its cost is assumed away. :*/
+A number that the target does not know is zero, and its cost is assumed away.
+
+Without barriers the model is another, and as simple as we could make it:
+
+- The tape streams all the time, at nearly the rate of a plain read. Waves of rows even out over a layer, so a worker's share counts;
+  attention's tiles lie on the same workers in every layer, so there the busiest worker counts.
+- In each layer there is a **chain** of results that must go from worker to worker with few weights to read between them: from down to
+  qkv, to attend, to merge where chunks are merged, to `wo`, to gate_up. Each link is a hand-off, which takes twice as long
+  beside the stream as it takes alone; attention and the dot products of qkv and `wo`, at twice the stream's rate, are
+  in the chain too.
+- While the chain holds the workers up, the stream goes on until the ring is full. What the ring holds and what qkv and `wo` take out of it
+  cover so much of the chain; a layer pays for the rest, and we note that in its attend wave.
+- A token ends with one hand-off that nothing covers. :*/
 //> plan_cost
 static bool streams_weights(int op) {
   return op == OP_QKV || op == OP_WO || op == OP_FFN || op == OP_GATE_UP || op == OP_DOWN ||
@@ -604,7 +616,8 @@ static bool attends(int op) { return op == OP_SCORES || op == OP_VALUES || op ==
 
 // Whether everybody waits after the wave at this context.
 static bool waits(const Plan *p, uint32_t wave, uint32_t context) {
-  return p->barrier[wave] == BARRIER_ALWAYS || context > p->fused_context;
+  return p->barrier[wave] == BARRIER_ALWAYS ||
+         (p->barrier[wave] == BARRIER_IF_SPLIT && context > p->fused_context);
 }
 
 typedef struct WaveSum {
@@ -620,6 +633,47 @@ static void add_worker(WaveSum *w, const Tile *t, uint64_t bytes) {
   if (bytes > w->cost.worker_bytes) w->cost.worker_bytes = bytes;
   if (w->active == 0 || bytes < w->least) w->least = bytes;
   w->active += bytes > 0;
+}
+
+// With barriers: the wave's own time and its barrier.
+static double barrier_wave_us(const Plan *p, uint32_t wave, const WaveSum *sum, uint32_t context) {
+  const Target *t = &p->target;
+  const WaveCost *c = &sum->cost;
+  double own = attends((int)c->op) ? t->kv_worker_gbs : t->worker_gbs;
+  double us = reading_us(t, own, c->worker_bytes, sum->active);
+  if (c->op == OP_SCORES || c->op == OP_ATTEND) us += t->attention_us;
+  if (streams_weights((int)c->op)) us += t->ramp_us;
+  return us + (waits(p, wave, context) ? t->barrier_us : 0);
+}
+
+#define TAPE_RATE 0.96 // of read_gbs
+#define LOADED 2       // a hand-off beside the stream takes so many times as long as one alone
+#define DOT_RATE 2     // a dot product of what lies in the ring, over the stream's rate
+
+// Microseconds of the stream for so many bytes of each worker.
+static double tape_us(const Plan *p, double bytes) {
+  return reading_us(&p->target, p->target.worker_gbs, (uint64_t)bytes, p->workers) / TAPE_RATE;
+}
+
+// What a layer pays for its chain, by the bytes of all its qkv and wo tiles.
+static double chain_us(const Plan *p, uint64_t qkv, uint64_t wo, uint32_t context) {
+  double rows = (double)(qkv + wo) / p->workers, ring = (double)p->ring_slots * p->slot_bytes;
+  uint32_t links = plan_chunks_in_use(p, context) > 1 ? 5 : 4;
+  double chain =
+      links * LOADED * p->target.handoff_us + p->target.attention_us + tape_us(p, rows) / DOT_RATE;
+  double cover = tape_us(p, rows + ring) * TAPE_RATE; // nobody computes meanwhile
+  return chain > cover ? chain - cover : 0;
+}
+
+// Without: a layer's waves follow each other as qkv, attend, perhaps merge, wo.
+static double tape_wave_us(const Plan *p, const WaveSum *sum, uint32_t context) {
+  const WaveCost *c = &sum->cost;
+  if (c->op != OP_ATTEND) {
+    double us = tape_us(p, (double)c->bytes / p->workers);
+    return us + (c->op == OP_LM_HEAD ? LOADED * p->target.handoff_us : 0);
+  }
+  uint64_t qkv = sum[-1].cost.bytes, wo = sum[p->chunks > 1 ? 2 : 1].cost.bytes;
+  return tape_us(p, (double)c->worker_bytes) + chain_us(p, qkv, wo, context);
 }
 
 void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave) {
@@ -653,15 +707,12 @@ void plan_cost(const Plan *p, uint32_t context, PlanCost *out, WaveCost *wave) {
   double total = 0;
   for (uint32_t w = 0; w < p->wave_count; w++) {
     WaveCost *c = &sum[w].cost;
-    double own = attends((int)c->op) ? t->kv_worker_gbs : t->worker_gbs;
-    c->us = reading_us(t, own, c->worker_bytes, sum[w].active);
-    if (c->op == OP_SCORES || c->op == OP_ATTEND) c->us += t->attention_us;
+    c->us = p->sync == SYNC_DATA ? tape_wave_us(p, &sum[w], context)
+                                 : barrier_wave_us(p, w, &sum[w], context);
     if (streams_weights((int)c->op)) {
-      c->us += t->ramp_us;
       double spread = 100 * ((double)c->worker_bytes / (double)sum[w].least - 1);
       if (spread > out->spread_percent) out->spread_percent = spread;
     }
-    if (waits(p, w, context)) c->us += t->barrier_us;
     total += c->us;
     if (wave) wave[w] = *c;
   }
@@ -677,6 +728,7 @@ screen. :*/
 //> plan_print_tsv
 static const char *ffn_word(const Plan *p) { return p->ffn_parts ? "fused" : "split"; }
 static const char *attention_word(const Plan *p) { return p->one_pass ? "one-pass" : "two-pass"; }
+static const char *sync_word(SyncKind sync) { return sync == SYNC_DATA ? "data" : "barrier"; }
 
 void plan_print_tsv(const Plan *p, uint32_t context, FILE *f) {
   PlanCost c;
@@ -691,6 +743,9 @@ void plan_print_tsv(const Plan *p, uint32_t context, FILE *f) {
   fprintf(f, "fused_context\t%u\n", p->fused_context);
   fprintf(f, "attention\t%s\n", attention_word(p));
   fprintf(f, "ffn\t%s\n", ffn_word(p));
+  fprintf(f, "sync\t%s\n", sync_word(p->sync));
+  fprintf(f, "ring_slots\t%u\n", p->ring_slots);
+  fprintf(f, "slot_bytes\t%u\n", p->slot_bytes);
   fprintf(f, "context\t%u\n", context);
   fprintf(f, "weight_bytes\t%llu\n", (unsigned long long)c.weight_bytes);
   fprintf(f, "kv_bytes_per_position\t%llu\n", (unsigned long long)shape_kv_bytes(&p->shape));
@@ -732,7 +787,43 @@ static void explain_wave(const Plan *p, uint32_t wave, const WaveCost *c, uint32
   else snprintf(rows, sizeof rows, "%u or %u", least_rows, most_rows);
   fprintf(f, "  %-11s%7u%18s%16s%15s%11.1f%s\n", op_name((int)c->op), c->tiles, rows,
           digits(c->worker_bytes).s, digits(c->bytes).s, c->us,
-          waits(p, wave, context) ? "" : "  no barrier");
+          p->sync == SYNC_DATA || waits(p, wave, context) ? "" : "  no barrier");
+}
+
+// Bytes of weights a worker over a token: the largest over the smallest, less 1, in percent.
+static double token_spread(const Plan *p) {
+  uint64_t least_bytes = UINT64_MAX, most = 0;
+  for (uint32_t w = 0; w < p->workers; w++) {
+    uint64_t bytes = 0;
+    for (uint32_t i = p->first[w]; i < p->first[w + 1]; i++) bytes += tile_bytes(p, &p->tile[i], 0);
+    if (bytes < least_bytes) least_bytes = bytes;
+    if (bytes > most) most = bytes;
+  }
+  return 100 * ((double)most / (double)least_bytes - 1);
+}
+
+// Both plans are made and priced, whichever was chosen.
+static void explain_sync(const Plan *p, FILE *f) {
+  SyncKind sync = p->sync == SYNC_DATA ? SYNC_BARRIER : SYNC_DATA;
+  const char *word = sync == SYNC_DATA ? "data" : "barriers";
+  fprintf(f, "sync: %s", sync_word(p->sync));
+  if (p->sync == SYNC_DATA)
+    fprintf(f, ", a ring of %u x %u KB", p->ring_slots, p->slot_bytes >> 10);
+  if (p->target.sync != SYNC_AUTO) fprintf(f, ", as asked for");
+  else if (!auto_may_be_data(&p->target)) fprintf(f, ", chosen until workers play the other kind");
+  Plan other;
+  Error e;
+  const char *prefix = "plan: sync data: ";
+  if (make_plan(&p->shape, &p->target, sync, &other, &e) != 0) {
+    bool known = strncmp(e.text, prefix, strlen(prefix)) == 0;
+    fprintf(f, ".\n  %s is not possible: %s\n", word, known ? e.text + strlen(prefix) : e.text);
+    return;
+  }
+  if (p->target.read_gbs > 0)
+    fprintf(f, "; predicted at context 1 %.2f ms, with %s %.2f ms", predicted_ms(p), word,
+            predicted_ms(&other));
+  fprintf(f, ".\n");
+  plan_free(&other);
 }
 
 static void explain_choices(const Plan *p, uint32_t context, FILE *f) {
@@ -755,6 +846,7 @@ static void explain_choices(const Plan *p, uint32_t context, FILE *f) {
             "barrier after scores is skipped.\n",
             digits(p->fused_context).s, heads);
   const char *why = p->target.ffn != FFN_AUTO            ? "the target asks for it"
+                    : p->sync == SYNC_DATA               ? "hand-offs of data want it so"
                     : strcmp(p->target.kind, "cpu") == 0 ? "a CPU reads the checkpoint as it lies"
                                                          : "weights are packed for this target";
   if (p->ffn_parts)
@@ -789,24 +881,28 @@ void plan_explain(const Plan *p, uint32_t context, FILE *f) {
   if (t->worker_gbs > 0) fprintf(f, ", one worker alone %.1f", t->worker_gbs);
   if (t->kv_worker_gbs > 0) fprintf(f, ", %.1f of K/V", t->kv_worker_gbs);
   if (t->barrier_us > 0) fprintf(f, "; a barrier takes %.2f us", t->barrier_us);
+  if (t->handoff_us > 0) fprintf(f, ", a hand-off %.2f us", t->handoff_us);
   fprintf(f, "\n\n");
 
   // The waves outside the layers, and a layer in the middle for all of them.
   uint32_t middle = (uint32_t)s->layers / 2;
   fprintf(f, "  wave         tiles       rows a tile  bytes a worker    bytes read         us\n");
   for (uint32_t w = 0; w < p->wave_count; w++) {
-    bool layered = wave[w].op >= OP_QKV && wave[w].op <= OP_DOWN;
+    bool layered = (wave[w].op >= OP_QKV && wave[w].op <= OP_DOWN) || wave[w].op == OP_MERGE;
     if (layered && wave[w].layer != middle) continue;
     if (layered && wave[w].op == OP_QKV) fprintf(f, "  -- layer %u of %d\n", middle, s->layers);
-    if (wave[w].op == OP_FINAL_NORM) fprintf(f, "  --\n");
+    if (wave[w].op == (p->sync == SYNC_DATA ? OP_LM_HEAD : OP_FINAL_NORM)) fprintf(f, "  --\n");
     explain_wave(p, w, &wave[w], context, f);
   }
 
-  fprintf(f, "\nbytes a worker in any wave of weights differ by at most %.2f%%\n",
+  fprintf(f, "\nbytes a worker in any wave of weights differ by at most %.2f%%",
           cost.spread_percent);
+  if (p->sync == SYNC_DATA) fprintf(f, ", over a token by %.2f%%", token_spread(p));
+  fprintf(f, "\n");
   explain_choices(p, context, f);
+  explain_sync(p, f);
 
-  double weights = 0, attention = 0;
+  double weights = 0, attention = 0, chain = 0;
   uint32_t barriers = 0;
   for (uint32_t w = 0; w < p->wave_count; w++) {
     bool barrier = waits(p, w, context);
@@ -814,10 +910,19 @@ void plan_explain(const Plan *p, uint32_t context, FILE *f) {
     double own = wave[w].us - (barrier ? t->barrier_us : 0);
     if (streams_weights((int)wave[w].op)) weights += own;
     if (attends((int)wave[w].op)) attention += own;
+    if (p->sync == SYNC_DATA && wave[w].op == OP_ATTEND)
+      chain += chain_us(p, wave[w - 1].bytes, wave[w + (p->chunks > 1 ? 2 : 1)].bytes, context);
   }
   if (t->read_gbs <= 0)
     fprintf(f, "\nfloor unknown: %s does not say how fast it reads; tiles probe measures it\n",
             t->name);
+  else if (p->sync == SYNC_DATA)
+    fprintf(f,
+            "\nfloor %.2f ms; predicted %.2f ms, %.0f%% of the floor: weights %.2f, K/V %.2f, "
+            "chains that the "
+            "ring does not cover %.2f\n",
+            cost.floor_ms, cost.predicted_ms, 100 * cost.floor_ms / cost.predicted_ms,
+            weights / 1e3, (attention - chain) / 1e3, chain / 1e3);
   else
     fprintf(
         f,

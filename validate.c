@@ -378,9 +378,10 @@ typedef struct Group {
 typedef struct Check {
   const Plan *p;
   Error *e;
-  uint32_t *list;  // [tile_count] grouped
-  uint32_t *begin; // [layers * OP_COUNT + 1] into list
-  uint32_t *epoch; // [wave_count] in the form that is being checked
+  uint32_t *list;    // [tile_count] grouped
+  uint32_t *begin;   // [layers * OP_COUNT + 1] into list
+  uint32_t *epoch;   // [wave_count] in the form that is being checked
+  struct Span *span; // [layers * OP_COUNT], where hand-offs are data
   bool fused;
   uint8_t *taken;                          // [max(ffn_parts, slots)]
   uint32_t *qk_writer, *v_writer, *scored; // [kv_heads] the latest tile that wrote for this head
@@ -522,8 +523,12 @@ static uint32_t extreme(const Check *c, Group g, bool latest) {
 static int check_read(Check *c, uint32_t reader, uint32_t writer, const char *what) {
   if (epoch_of(c, reader) > epoch_of(c, writer)) return 0;
   char why[288];
-  snprintf(why, sizeof why, "no barrier%s between it and %s, which writes the %s that it reads",
-           c->fused ? " (up to fused_context)" : "", describe(c->p, writer).s, what);
+  snprintf(why, sizeof why, "%s%s %s, which writes the %s that it reads",
+           c->p->sync == SYNC_DATA ? "in no later wave than" : "no barrier",
+           c->p->sync == SYNC_DATA ? ""
+           : c->fused              ? " (up to fused_context) between it and"
+                                   : " between it and",
+           describe(c->p, writer).s, what);
   return refuse(c->p, reader, "read after write", c->e, why);
 }
 
@@ -671,9 +676,223 @@ static int check_form(Check *c, bool fused) {
 }
 //< chain
 
-/*: ## The form of a tape
+/*: ## Without barriers
 
-What the kernel counts on without looking: the waves in one order, and every worker with one tile in each wave of rows. :*/
+Where hand-offs are data, each wave is an epoch of its own: a tile waits for what it reads, and if all that it reads is written
+in earlier waves, the tiles in the order of their waves are an order in which nobody waits for ever. Two things are read other than the
+table at the top says. The partials of all chunks are read by merge, a K/V head's by the merge tiles of its rows, and `wo` reads
+the attention output: of merge, or with one chunk in use of attend. And the residual rows that `wo` and down add to are not
+read again; a worker **keeps** them from the tile with which it last read the residual whole, in qkv and in gate_up. :*/
+//> tape_epochs
+typedef struct Span {
+  uint32_t first, last; // waves of the tiles of one opcode in one layer
+  bool everyone;        // each worker has one
+} Span;
+
+static Span span(const Check *c, uint32_t layer, Op op) { return c->span[layer * OP_COUNT + op]; }
+
+// seen: [workers] of zeros
+static void make_spans(Check *c, uint32_t *seen) {
+  uint32_t groups = (uint32_t)c->p->shape.layers * OP_COUNT;
+  for (uint32_t g = 0; g < groups; g++) {
+    Span s = {UINT32_MAX, 0, false};
+    uint32_t workers = 0;
+    for (uint32_t k = c->begin[g]; k < c->begin[g + 1]; k++) {
+      const Tile *t = &c->p->tile[c->list[k]];
+      if (t->wave < s.first) s.first = t->wave;
+      if (t->wave > s.last) s.last = t->wave;
+      workers += seen[t->worker] != g + 1;
+      seen[t->worker] = g + 1;
+    }
+    s.everyone = workers == c->p->workers;
+    c->span[g] = s;
+  }
+}
+
+static int check_kept(Check *c, uint32_t layer, Op adds, Op whole) {
+  Span from = span(c, layer, whole), to = span(c, layer, adds);
+  if (from.everyone && from.last < to.first) return 0;
+  char why[160];
+  snprintf(
+      why, sizeof why,
+      "it adds to residual rows that its worker must have read in %s, by wave %u of every worker",
+      op_name((int)whole), to.first);
+  return refuse(c->p, extreme(c, group(c, layer, adds), false), "read after write", c->e, why);
+}
+
+static int check_tape_layer(Check *c, uint32_t l) {
+  const Plan *p = c->p;
+  Group qkv = group(c, l, OP_QKV), attend = group(c, l, OP_ATTEND), merge = group(c, l, OP_MERGE);
+  Group wo = group(c, l, OP_WO), up = group(c, l, OP_GATE_UP), down = group(c, l, OP_DOWN);
+  if (l && check_read_all(c, qkv, group(c, l - 1, OP_DOWN), "residual") != 0) return -1;
+  if (check_attention(c, l) != 0) return -1;
+  uint32_t elements = (uint32_t)(p->shape.heads / p->shape.kv_heads * p->shape.head_dim);
+  for (uint32_t k = 0; k < merge.count; k++) {
+    const Tile *t = &p->tile[merge.list[k]];
+    for (uint32_t h = t->row0 / elements; h <= (t->row1 - 1) / elements; h++)
+      if (check_read(c, merge.list[k], c->scored[h], "attention partials") != 0) return -1;
+  }
+  if (check_read_all(c, wo, attend, "attention output") != 0 ||
+      (merge.count && check_read_all(c, wo, merge, "attention output") != 0) ||
+      check_kept(c, l, OP_WO, OP_QKV) != 0 || check_read_all(c, up, wo, "residual") != 0 ||
+      check_read_all(c, down, up, "activation") != 0 || check_kept(c, l, OP_DOWN, OP_GATE_UP) != 0)
+    return -1;
+  return 0;
+}
+
+static int check_tape_epochs(Check *c) {
+  uint32_t layers = (uint32_t)c->p->shape.layers;
+  for (uint32_t w = 0; w < c->p->wave_count; w++) c->epoch[w] = w;
+  for (uint32_t l = 0; l < layers; l++)
+    if (check_tape_layer(c, l) != 0) return -1;
+  return check_read_all(c, group(c, 0, OP_LM_HEAD), group(c, layers - 1, OP_DOWN), "residual");
+}
+//< tape_epochs
+
+/*: ### Used again
+
+A value that says itself that it is there must be **reset** before the next value may take its place: else a reader would take
+the old for the new. The worker that wrote a value resets it. So each place in a buffer goes through *written, read by all that need it,
+reset, written again*, and the table below says where the reset is: at the beginning of a tile of down or lm_head, when that tile has
+all that it reads. A buffer has one copy, or two that are used by turns: by layers, running on from token to token, or by tokens.
+
+Four things must then be known to be over, with no barrier to say so:
+
+1. all reads, before the reset;
+2. the reset, before the next value of the same copy is written, be it by another worker;
+3. the reset, before any reader looks for that next value;
+4. of the cache, which is never reset: the writing, before the next token's attention.
+
+Each of them is "everybody has finished this, before anybody begins that", and what proves it is a **meeting**: a hand-off to which every
+worker contributes and that every worker reads whole. Who has read all of it knows that everybody has come so far. A layer has three:
+the residual after `wo`, read in gate_up; the activation, read in down; the residual after down, read in qkv of the next layer or, by every
+token, in lm_head. (Where no logits are wanted, an lm_head tile still reads the residual, and does nothing else. Candidates are no meeting:
+such a token has none.) :*/
+//> tape_reuse
+typedef struct HandOff {
+  const char *what;
+  Op write, also; // also: by which it is written as well, or the same
+  Op read;        // of the next layer where `next`, or of the next token
+  bool next, by_token;
+  uint32_t copies; // 0: never reset
+  Op reset;        // at the beginning of this tile
+  uint32_t later;  // of the same layer or token, or of the next
+} HandOff;
+
+static const HandOff hand_offs[] = {
+    {"q, k and v rows", OP_QKV, OP_QKV, OP_ATTEND, false, false, 1, OP_DOWN, 0},
+    {"attention partials", OP_ATTEND, OP_ATTEND, OP_MERGE, false, false, 1, OP_DOWN, 0},
+    {"attention output", OP_ATTEND, OP_MERGE, OP_WO, false, false, 1, OP_DOWN, 0},
+    {"residual after wo", OP_WO, OP_WO, OP_GATE_UP, false, false, 1, OP_DOWN, 0},
+    {"activation", OP_GATE_UP, OP_GATE_UP, OP_DOWN, false, false, 2, OP_DOWN, 1},
+    {"residual after down", OP_DOWN, OP_DOWN, OP_QKV, true, false, 2, OP_DOWN, 1},
+    {"candidates", OP_LM_HEAD, OP_LM_HEAD, OP_QKV, true, true, 2, OP_LM_HEAD, 1},
+    {"cached keys and values", OP_QKV, OP_ATTEND, OP_ATTEND, true, true, 0, OP_COUNT, 0},
+};
+
+// All tiles of an opcode in one layer of one token. `n` counts layers, on from token to token; lm_head belongs to the last.
+typedef struct Place {
+  Op op;
+  uint32_t n;
+} Place;
+
+static Span place_span(const Check *c, Place a) {
+  return span(c, a.op == OP_LM_HEAD ? 0 : a.n % (uint32_t)c->p->shape.layers, a.op);
+}
+
+// When its first tile begins, or its last ends: waves, on from token to token.
+static uint64_t place_time(const Check *c, Place a, bool last) {
+  Span s = place_span(c, a);
+  return (uint64_t)(a.n / (uint32_t)c->p->shape.layers) * c->p->wave_count +
+         (last ? s.last : s.first);
+}
+
+static bool same_place(Place a, Place b) { return a.op == b.op && a.n == b.n; }
+
+// Who reads the residual after down of layer n.
+static Place after_down(const Check *c, uint32_t n) {
+  return (n + 1) % (uint32_t)c->p->shape.layers ? (Place){OP_QKV, n + 1} : (Place){OP_LM_HEAD, n};
+}
+
+// Whether everybody has finished `from` before anybody begins `to`, or where `inside`, before he goes on from what he reads in `to`.
+static bool meet(const Check *c, Place from, Place to, bool inside) {
+  for (uint32_t n = from.n; n <= to.n; n++) {
+    const Place meetings[][2] = {{{OP_WO, n}, {OP_GATE_UP, n}},
+                                 {{OP_GATE_UP, n}, {OP_DOWN, n}},
+                                 {{OP_DOWN, n}, after_down(c, n)}};
+    for (int k = 0; k < 3; k++) {
+      Place give = meetings[k][0], take = meetings[k][1];
+      if (place_span(c, give).everyone && place_span(c, take).everyone &&
+          (same_place(give, from) || place_time(c, give, false) > place_time(c, from, true)) &&
+          ((inside && same_place(take, to)) ||
+           place_time(c, take, true) < place_time(c, to, false)))
+        return true;
+    }
+  }
+  return false;
+}
+
+static int not_met(Check *c, const HandOff *h, uint32_t layer, Place from, Place to,
+                   const char *why) {
+  uint64_t waves = c->p->wave_count, a = place_time(c, from, true), b = place_time(c, to, false);
+  return fail(c->e, EXIT_PLAN,
+              "plan: %s of layer %u: rule \"reuse\": %s: from %s in wave %llu to %s in wave %llu "
+              "of %llu tokens "
+              "later, no hand-off from every worker to every worker",
+              h->what, layer, why, op_name((int)from.op), (unsigned long long)(a % waves),
+              op_name((int)to.op), (unsigned long long)(b % waves),
+              (unsigned long long)(b / waves - a / waves));
+}
+
+// The value of layer n, or of the token that ends with it.
+static int check_hand_off(Check *c, const HandOff *h, uint32_t n) {
+  uint32_t layers = (uint32_t)c->p->shape.layers, step = h->by_token ? layers : 1;
+  Place read = {h->read, h->next ? n + step : n};
+  if (h->write == OP_DOWN) read = after_down(c, n);
+  if (h->write == OP_LM_HEAD) read.n = n + 1;
+  if (h->copies == 0)
+    return meet(c, (Place){h->also, n}, read, false) && meet(c, (Place){h->write, n}, read, false)
+               ? 0
+               : not_met(c, h, n, (Place){h->also, n}, read, "read unwritten");
+  uint32_t ahead = h->copies * step;
+  Place reset = {h->reset, n + h->later * step}, write = {h->write, n + ahead};
+  Place also = {h->also, n + ahead}, again = {read.op, read.n + ahead};
+  if (h->write == OP_DOWN) again = after_down(c, n + ahead);
+  if (!place_span(c, reset).everyone)
+    return fail(
+        c->e, EXIT_PLAN,
+        "plan: %s of layer %u: rule \"reuse\": not every worker has a tile of %s to reset it",
+        h->what, n, op_name((int)h->reset));
+  if (!meet(c, read, reset, true)) return not_met(c, h, n, read, reset, "reset while read");
+  if (!meet(c, reset, write, true))
+    return not_met(c, h, n, reset, write, "written before the reset");
+  if (!meet(c, reset, also, true)) return not_met(c, h, n, reset, also, "written before the reset");
+  if (!meet(c, reset, again, false)) return not_met(c, h, n, reset, again, "read before the reset");
+  return 0;
+}
+
+static int check_reuse(Check *c) {
+  uint32_t layers = (uint32_t)c->p->shape.layers;
+  for (size_t k = 0; k < sizeof hand_offs / sizeof *hand_offs; k++) {
+    HandOff h = hand_offs[k];
+    if (c->p->chunks == 1) { // nothing is merged
+      if (h.read == OP_MERGE) continue;
+      if (h.also == OP_MERGE) h.also = h.write;
+    }
+    bool once = h.write == OP_LM_HEAD;
+    for (uint32_t n = once ? layers - 1 : 0; n < layers; n++)
+      if (check_hand_off(c, &h, n) != 0) return -1;
+  }
+  return 0;
+}
+//< tape_reuse
+
+/*: ### The form of a tape
+
+What a worker counts on without looking: the waves in one order, and every worker with one tile in each wave of rows. With these two the
+rules before hold, as it happens; they stand on their own, because they say why the form is what it is, and the form does not.
+At last the ring again, now that the tiles are counted. A worker's tape is its tiles in their order, and a slot passes from piece `i` to piece
+`i` + slots, so that no slot has two owners in any plan whose tiles are in order; what is left to check is that all fits. :*/
 //> tape_form
 static const Op tape_order[] = {OP_QKV, OP_ATTEND, OP_MERGE, OP_WO, OP_GATE_UP, OP_DOWN};
 
@@ -737,7 +956,8 @@ static int check_tape_groups(Check *c) {
       if ((tape_order[k] != OP_MERGE || p->chunks > 1) &&
           check_written_once(c, l, tape_order[k]) != 0)
         return -1;
-  if (check_written_once(c, 0, OP_LM_HEAD) != 0) return -1;
+  if (check_written_once(c, 0, OP_LM_HEAD) != 0 || check_tape_epochs(c) != 0 || check_reuse(c) != 0)
+    return -1;
   return check_tape(p, c->e);
 }
 
@@ -775,8 +995,10 @@ int plan_validate(const Plan *p, Error *e) {
   uint32_t *lists = malloc(2 * (size_t)p->tile_count * sizeof *lists);
   Check c = {.p = p, .e = e, .taken = malloc(parts)};
   c.begin = calloc((size_t)p->shape.layers * OP_COUNT + 1, sizeof *c.begin);
+  c.span = calloc((size_t)p->shape.layers * OP_COUNT, sizeof *c.span);
+  uint32_t *seen = calloc(p->workers, sizeof *seen);
   int rc = -1;
-  if (!waves || !heads || !lists || !c.taken || !c.begin) {
+  if (!waves || !heads || !lists || !c.taken || !c.begin || !c.span || !seen) {
     fail(e, EXIT_FAIL, "plan: out of memory for checking %u tiles", p->tile_count);
   } else {
     c.epoch = waves + p->wave_count;
@@ -787,6 +1009,7 @@ int plan_validate(const Plan *p, Error *e) {
     rc = check_barriers(p, waves, e);
     if (rc == 0) {
       make_groups(&c, lists + p->tile_count);
+      if (p->sync == SYNC_DATA) make_spans(&c, seen);
       rc = check_groups(&c);
     }
   }
@@ -795,6 +1018,8 @@ int plan_validate(const Plan *p, Error *e) {
   free(lists);
   free(c.taken);
   free(c.begin);
+  free(c.span);
+  free(seen);
   return rc;
 }
 //< plan_validate
