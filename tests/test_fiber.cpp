@@ -420,6 +420,282 @@ static void test_flaws_flag() {
 }
 //< test_fiber_flaws
 
+/*: ## A ring
+
+One warp fetches pieces into a ring of slots, the others add them up and spoil the slot before they give it back. Without a flaw every order and
+every time of landing gives the same sums. Each order of a flawed ring runs in a process of its own, because it may die: of AddressSanitizer,
+which stands guard over bytes that have not landed, or of a refused copy. It is found out when it dies or its sums are wrong. :*/
+//> test_fiber_ring
+enum RingFlaw {
+  RING_RIGHT,
+  NO_FULL,      // consumers do not wait for the bytes
+  WRONG_PARITY, // they wait for the phase before
+  NO_EMPTY,     // the producer does not wait until a slot is free
+  EARLY_EMPTY,  // a consumer gives the slot back before it has read it
+  ONE_CONSUMER, // a slot counts as empty when the first warp has left it
+  TOO_MANY,     // more bytes are announced than come
+  NO_ARRIVE,    // a consumer never gives the slots back
+  NO_DRAIN      // nobody waits for the last piece
+};
+enum {
+  RING_CONSUMERS = 2,
+  RING_SLOTS = 3,
+  RING_FLOATS = 4 * 32 * RING_CONSUMERS,
+  RING_PIECES = 11
+};
+
+template <RingFlaw FLAW> __global__ void ring(const float *from, float *out, uint32_t *nans) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  uint64_t *full = (uint64_t *)shared, *empty = full + RING_SLOTS; // [RING_SLOTS] each
+  uint32_t *fetched = (uint32_t *)(empty + RING_SLOTS);
+  float *slots = (float *)(shared + 128); // [RING_SLOTS, RING_FLOATS]
+  unsigned t = threadIdx.x, warp = t / 32;
+  if (t == 0) {
+    for (unsigned s = 0; s < RING_SLOTS; s++) {
+      mbarrier_init(full + s, TAPE_FULL_ARRIVALS);
+      mbarrier_init(empty + s, FLAW == ONE_CONSUMER ? 1 : RING_CONSUMERS);
+    }
+    mbarrier_init_fence();
+    *fetched = 0;
+  }
+  __syncthreads();
+  const float *mine = from + (size_t)blockIdx.x * RING_PIECES * RING_FLOATS;
+  if (warp == RING_CONSUMERS) {
+    for (unsigned i = 0; i < RING_PIECES; i++) {
+      unsigned s = i % RING_SLOTS, parity = i / RING_SLOTS % 2;
+      const unsigned bytes = RING_FLOATS * 4, first = i % 4 * 16 + 16; // in two copies
+      if (FLAW != NO_EMPTY)
+        while (!mbarrier_test(empty + s, parity ^ 1)) {}
+      unsigned char *to = (unsigned char *)(slots + (size_t)s * RING_FLOATS);
+      const unsigned char *piece = (const unsigned char *)(mine + (size_t)i * RING_FLOATS);
+      fence_async_proxy();
+      tape_begin(full + s, bytes + (FLAW == TOO_MANY) * 16);
+      tape_copy(to, piece, first, full + s);
+      tape_copy(to + first, piece + first, bytes - first, full + s);
+      tape_end(full + s);
+      if (t % 32 == 0) store_shared_volatile(fetched, i + 1);
+    }
+    return;
+  }
+  float sum = 0;
+  for (unsigned i = 0; i < RING_PIECES; i++) {
+    unsigned s = i % RING_SLOTS, parity = i / RING_SLOTS % 2;
+    if (FLAW == NO_DRAIN && i + 1 == RING_PIECES) break;
+    if (FLAW != NO_FULL)
+      while (!mbarrier_test(full + s, FLAW == WRONG_PARITY ? parity ^ 1 : parity)) {}
+    bool back = t % 32 == 0 && !(FLAW == NO_ARRIVE && warp == 1);
+    if (FLAW == EARLY_EMPTY && back) mbarrier_arrive(empty + s);
+    float *four = slots + (size_t)s * RING_FLOATS + t * 4;
+    for (unsigned k = 0; k < 4; k++) {
+      sum = fmaf(four[k], (float)(k + i % 3), sum);
+      four[k] = 1e6f;
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (FLAW != EARLY_EMPTY && back) mbarrier_arrive(empty + s);
+  }
+  while (load_shared_volatile(fetched) < RING_PIECES) {}
+  bool nan = bar_sync_or(1, 32 * RING_CONSUMERS, isnan(sum));
+  if (t == 0) store_l2(nans + blockIdx.x, (uint32_t)nan);
+  store_relaxed(out + blockIdx.x * 32 * RING_CONSUMERS + t, sum);
+}
+
+enum { RING_BLOCKS = 2, RING_SUMS = RING_BLOCKS * 32 * RING_CONSUMERS };
+// Whether the sums are the right ones.
+template <RingFlaw FLAW> static bool ring_works() {
+  std::vector<float> x((size_t)RING_BLOCKS * RING_PIECES * RING_FLOATS);
+  for (size_t i = 0; i < x.size(); i++) x[i] = (float)(i * 2654435761u % 1000 % 17);
+  std::vector<float> want(RING_SUMS);
+  for (size_t j = 0; j < RING_SUMS; j++) {
+    size_t block = j / (32 * RING_CONSUMERS), t = j % (32 * RING_CONSUMERS);
+    for (size_t i = 0; i < RING_PIECES; i++)
+      for (size_t k = 0; k < 4; k++)
+        want[j] += x[(block * RING_PIECES + i) * RING_FLOATS + t * 4 + k] * (float)(k + i % 3);
+  }
+  Device<float> from(x.size(), x.data()), out(RING_SUMS);
+  Device<uint32_t> nans(RING_BLOCKS);
+  fiber::settings.patience = 100000;
+  size_t shared = 128 + RING_SLOTS * RING_FLOATS * 4;
+  cudaError_t e = launch_cooperative(ring<FLAW>, RING_BLOCKS, 32 * (RING_CONSUMERS + 1), shared,
+                                     NULL, from.p, out.p, nans.p);
+  return e == cudaSuccess && out.host() == want && nans.host() == std::vector<uint32_t>{0, 0};
+}
+
+static const fiber::Copies all_copies[] = {fiber::BY_ORDER, fiber::AT_ONCE, fiber::LATE};
+
+static void test_ring() {
+  for (fiber::Copies copies : all_copies)
+    for (int order = 0; order < ORDERS; order++) {
+      set_order(order);
+      fiber::settings.copies = copies;
+      CHECK(ring_works<RING_RIGHT>());
+    }
+}
+
+enum { FORKS = 12 }; // orders; to fork under AddressSanitizer takes its time
+template <RingFlaw FLAW> static int found_out(const char *name) {
+  int n = 0;
+  std::string which;
+  for (int order = 0; order < FORKS; order++) {
+    set_order(order);
+    if (!dies([] {
+          if (!ring_works<FLAW>()) _exit(1);
+        }))
+      continue;
+    n++;
+    if (order < 2) which += order ? " reverse" : " forward";
+  }
+  printf("# %s: %d of %d orders betray it%s\n", name, n, FORKS, which.c_str());
+  return n;
+}
+static void test_flaws_ring() {
+  CHECK(found_out<RING_RIGHT>("a ring that is right") == 0);
+  CHECK(found_out<NO_FULL>("no waiting for the bytes") > 0);
+  CHECK(found_out<WRONG_PARITY>("waiting for the phase before") > 0);
+  CHECK(found_out<NO_EMPTY>("no waiting for a free slot") > 0);
+  CHECK(found_out<EARLY_EMPTY>("a slot given back before it is read") > 0);
+  CHECK(found_out<ONE_CONSUMER>("a slot that one consumer's arrival frees") > 0);
+  CHECK(found_out<TOO_MANY>("too many bytes announced") == FORKS);
+  CHECK(found_out<NO_ARRIVE>("a slot that is not given back") == FORKS);
+  CHECK(found_out<NO_DRAIN>("no waiting for the last piece") > 0);
+  // What never ends is reported, with what is missing.
+  for (int order = 0; order < 3; order++) {
+    set_order(order);
+    std::string text = stderr_of([] { CHECK(!ring_works<NO_ARRIVE>()); });
+    CHECK(has(text, "no progress") && has(text, "polls in mbarrier_test(0x"));
+    CHECK(has(text, "which lacks 1 of 2 arrivals and 0 bytes"));
+    text = stderr_of([] { CHECK(!ring_works<TOO_MANY>()); });
+    CHECK(has(text, "no progress") && has(text, "which lacks 0 of 1 arrivals and 16 bytes"));
+  }
+}
+
+// One warp alone with an mbarrier: each line is one step, and what the test says of both parities after it.
+__global__ void phases(const uint32_t *from, uint32_t *out) {
+  DYNAMIC_SHARED(uint64_t, b); // at 16 bytes, 32 bytes to copy to
+  if (threadIdx.x) return;
+  unsigned n = 0;
+  uint32_t *to = (uint32_t *)(b + 2);
+  auto look = [&] {
+    bool even = mbarrier_test(b, 0), odd = mbarrier_test(b, 1);
+    out[n++] = even + 2u * odd;
+  };
+  mbarrier_init(b, 2), look();
+  mbarrier_arrive(b), look();
+  mbarrier_arrive(b), look(); // ends phase 0
+  mbarrier_expect(b, 32), look();
+  mbarrier_arrive(b), look(); // all have come, the bytes have not
+  bulk_copy(to, from, 16, b), bulk_copy(to + 4, from, 16, b);
+  while (mbarrier_test(b, 0)) {}
+  look(); // ends phase 1
+  out[n++] = to[0] + to[7];
+  bulk_copy(to, from + 4, 16, b); // before anybody expects it
+  for (int i = 0; i < 10; i++) nanosleep_short();
+  look();
+  mbarrier_arrive(b), look(); // a phase does not end while bytes are below zero
+  mbarrier_expect(b, 16);
+  while (!mbarrier_test(b, 0)) {}
+  look(); // ends phase 2
+  out[n++] = to[0] + to[7];
+}
+static void test_phases() {
+  const uint32_t x[8] = {1, 2, 3, 4, 50, 60, 70, 80};
+  const uint32_t want[11] = {2, 2, 1, 1, 1, 2, 5, 2, 2, 1, 54};
+  for (fiber::Copies copies : all_copies)
+    for (int order = 0; order < ORDERS; order++) {
+      set_order(order);
+      fiber::settings.copies = copies;
+      Device<uint32_t> from(8, x), out(11);
+      CHECK(launch_cooperative(phases, 1, 32, 48, NULL, from.p, out.p) == cudaSuccess);
+      CHECK(out.host() == std::vector<uint32_t>(want, want + 11));
+    }
+}
+
+// What a thread finds that does not wait: NaNs, unless copies land at once.
+__global__ void hasty(const float *from, uint32_t *out) {
+  DYNAMIC_SHARED(float, s); // [4] and an mbarrier
+  uint64_t *b = (uint64_t *)(s + 4);
+  s[0] = 1;
+  mbarrier_init(b, 1);
+  mbarrier_expect(b, 16);
+  bulk_copy(s, from, 16, b);
+  *out = isnan(s[0]);
+  while (!mbarrier_test(b, 0)) {}
+  *out += 2 * (s[0] == 7);
+}
+static void test_hasty() {
+  const float x[4] = {7, 7, 7, 7};
+  Device<float> from(4, x);
+  Device<uint32_t> out(1);
+  auto go = [&] { return launch_cooperative(hasty, 1, 1, 24, NULL, from.p, out.p); };
+  fiber::settings.copies = fiber::AT_ONCE;
+  CHECK(go() == cudaSuccess && out.host()[0] == 2);
+  fiber::settings.copies = fiber::LATE;
+#ifdef FIBER_ASAN
+  CHECK(dies(go));
+#else
+  CHECK(go() == cudaSuccess && out.host()[0] == 3);
+#endif
+}
+
+// Warps that meet between their polls: none of them ever polls twice in a row.
+__global__ void meeting(const float *from, float *out) {
+  DYNAMIC_SHARED(float, s); // [4] and an mbarrier
+  uint64_t *b = (uint64_t *)(s + 4);
+  unsigned t = threadIdx.x;
+  if (t == 0) mbarrier_init(b, 1);
+  __syncthreads();
+  if (t == 0) {
+    mbarrier_expect(b, 16);
+    bulk_copy(s, from, 16, b);
+  }
+  while (!__any_sync(0xffffffff, t % 32 == 0 && mbarrier_test(b, 0))) {}
+  while (!bar_sync_or(1, 64, mbarrier_test(b, 0))) {}
+  out[t] = s[t % 4];
+}
+static void test_meeting() {
+  std::vector<float> want(64, 5);
+  Device<float> from(4, want.data());
+  for (fiber::Copies copies : all_copies)
+    for (int order = 0; order < ORDERS; order++) {
+      set_order(order);
+      fiber::settings.copies = copies;
+      Device<float> out(64);
+      CHECK(launch_cooperative(meeting, 1, 64, 24, NULL, from.p, out.p) == cudaSuccess);
+      CHECK(out.host() == want);
+    }
+}
+
+// Sixteen bytes as one, eight as one, and the votes of a part of the block.
+__global__ void words(float *f, uint64_t *u, uint32_t *votes) {
+  unsigned t = threadIdx.x, block = blockIdx.x;
+  if (block == 0) {
+    store_relaxed(f + t, (float)t + 1);
+    store_relaxed64(u + t, (uint64_t)t << 40 | 1);
+  } else {
+    float4 v;
+    do v = load_relaxed4((const float4 *)f + t / 4);
+    while (!(v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0));
+    while (load_relaxed(f + t) == 0) {}
+    uint64_t w;
+    while (!(w = load_relaxed64(u + t))) {}
+    bool right = v.x == (float)(t / 4 * 4 + 1) && v.w == v.x + 3 && w >> 40 == t;
+    bool some = t < 64 && bar_sync_or(2, 64, right && t == 9), none = true;
+    if (t < 64) none = bar_sync_or(2, 64, !right);
+    votes[t] = right + 2u * some + 4u * none;
+  }
+}
+static void test_words() {
+  for (int order = 0; order < ORDERS; order++) {
+    set_order(order);
+    Device<float> f(96);
+    Device<uint64_t> u(96);
+    Device<uint32_t> votes(96);
+    CHECK(launch_cooperative(words, 2, 96, 0, NULL, f.p, u.p, votes.p) == cudaSuccess);
+    for (unsigned t = 0; t < 96; t++) CHECK(votes.host()[t] == (t < 64 ? 3 : 5));
+  }
+}
+//< test_fiber_ring
+
 /*: ## Orders :*/
 //> test_fiber_orders
 __global__ void sign_in(uint32_t *next, uint32_t *list) {
@@ -487,8 +763,67 @@ enum Hang {
   POLL_FOR_EVER,
   POLL_WITH_WARPS,
   BLOCK_MISSING,
-  TRAP
+  TRAP,
+  COPY_IN_FLIGHT,
+  COPY_ODD,
+  COPY_FROM_ODD,
+  COPY_TO_ODD,
+  COPY_NOTHING,
+  COPY_OUTSIDE,
+  COPY_TWICE,
+  COPY_LANES,
+  COPY_ONE_LANE,
+  COPY_TOO_MUCH,
+  ARRIVE_TOO_OFTEN,
+  ARRIVE_NOWHERE,
+  ARRIVE_OUTSIDE,
+  ARRIVE_TOO_FEW,
+  TEST_PARITY,
+  INIT_NOBODY
 };
+// Thread 40 makes the mistake.
+template <Hang HANG> __device__ void hang_copy(const uint32_t *from, uint64_t *b, uint32_t *to) {
+  unsigned t = threadIdx.x;
+  if (t == 40 && HANG != ARRIVE_NOWHERE) mbarrier_init(b, HANG == INIT_NOBODY ? 0 : 2);
+  __syncthreads();
+  switch (HANG) {
+  case COPY_LANES: // the lanes of a warp mean different things
+    if (t >= 32) tape_copy(to + (t == 40) * 4, from, 16, b);
+    return;
+  case COPY_ONE_LANE:
+    if (t == 32) tape_begin(b, 16);
+    return;
+  case ARRIVE_TOO_FEW:
+    if (t == 40) mbarrier_arrive(b);
+    while (!mbarrier_test(b, 0)) {}
+    return;
+  default: break;
+  }
+  if (t != 40) return;
+  switch (HANG) {
+  case COPY_IN_FLIGHT: bulk_copy(to, from, 16, b); break;
+  case COPY_ODD: bulk_copy(to, from, 24, b); break;
+  case COPY_FROM_ODD: bulk_copy(to, from + 1, 16, b); break;
+  case COPY_TO_ODD: bulk_copy(to + 2, from, 16, b); break;
+  case COPY_NOTHING: bulk_copy(to, from, 0, b); break;
+  case COPY_OUTSIDE: bulk_copy(to + 248, from, 32, b); break;
+  case COPY_TWICE:
+    bulk_copy(to, from, 32, b);
+    bulk_copy(to + 4, from, 16, b);
+    break;
+  case COPY_TOO_MUCH: mbarrier_expect(b, 1 << 20); break;
+  case ARRIVE_TOO_OFTEN:
+    mbarrier_expect(b, 16); // holds the phase back
+    mbarrier_arrive(b);
+    mbarrier_arrive(b);
+    break;
+  case ARRIVE_NOWHERE: mbarrier_arrive(b); break;
+  case ARRIVE_OUTSIDE: mbarrier_arrive(b + 128); break;
+  case TEST_PARITY: mbarrier_test(b, 2); break;
+  default: break;
+  }
+}
+
 template <Hang HANG> __global__ void hang(uint32_t *flag) {
   DYNAMIC_SHARED(uint32_t, s);
   unsigned t = threadIdx.x, all = 0xffffffff;
@@ -539,6 +874,7 @@ template <Hang HANG> __global__ void hang(uint32_t *flag) {
   case TRAP:
     if (t == 3) __trap();
     break;
+  default: hang_copy<HANG>(flag, (uint64_t *)s, s + 4); break;
   }
 }
 
@@ -547,7 +883,7 @@ static void must_end(cudaError_t want, const char *first, const char *second = "
                      unsigned threads = 64) {
   for (int order = 0; order < 3; order++) {
     set_order(order);
-    Device<uint32_t> flag(1);
+    Device<uint32_t> flag(16);
     cudaError_t got = cudaSuccess;
     std::string text =
         stderr_of([&] { got = launch_cooperative(hang<HANG>, 3, threads, 1024, NULL, flag.p); });
@@ -596,6 +932,28 @@ static void test_misuse() {
   must_end<BARRIER_COUNT>(cudaErrorLaunchFailure, "bar_sync: barrier 1 is of", "elsewhere", 96);
   must_end<BARRIER_ODD>(cudaErrorLaunchFailure, "barrier 1 of 40 threads");
   must_end<TRAP>(cudaErrorLaunchFailure, "thread 3: __trap");
+}
+
+static void test_copy_misuse() {
+  fiber::settings.copies = fiber::LATE; // so that what is in flight stays there
+  must_end<COPY_IN_FLIGHT>(cudaErrorLaunchFailure, "exits, and a copy to 0x");
+  must_end<COPY_ODD>(cudaErrorLaunchFailure, "thread 40: bulk_copy: 24 bytes from 0x");
+  must_end<COPY_FROM_ODD>(cudaErrorLaunchFailure, "are not multiples of 16");
+  must_end<COPY_TO_ODD>(cudaErrorLaunchFailure, "are not multiples of 16");
+  must_end<COPY_NOTHING>(cudaErrorLaunchFailure, "bulk_copy: 0 bytes from 0x");
+  must_end<COPY_OUTSIDE>(cudaErrorLaunchFailure, "outside of shared memory");
+  must_end<COPY_TWICE>(cudaErrorLaunchFailure, "where another is in flight");
+  must_end<COPY_LANES>(cudaErrorLaunchFailure, "tape_copy: other arguments than lane 0's");
+  must_end<COPY_ONE_LANE>(cudaErrorLaunchTimeout, "block 1 thread 32: waits in tape_begin");
+  must_end<COPY_TOO_MUCH>(cudaErrorLaunchFailure, "1048576 bytes to come");
+  must_end<ARRIVE_TOO_OFTEN>(cudaErrorLaunchFailure, "an arrival more than the 2 of a phase");
+  must_end<ARRIVE_NOWHERE>(cudaErrorLaunchFailure, "): not an mbarrier");
+  must_end<ARRIVE_OUTSIDE>(cudaErrorLaunchFailure, "not 8 aligned bytes of shared memory");
+  must_end<TEST_PARITY>(cudaErrorLaunchFailure, "parity 2");
+  must_end<INIT_NOBODY>(cudaErrorLaunchFailure, "0 arrivals");
+  fiber::settings.patience = 100000;
+  must_end<ARRIVE_TOO_FEW>(cudaErrorLaunchTimeout, "no progress",
+                           "block 1 threads 0-63: polls in mbarrier_test(0x");
 }
 
 // A kernel that times its wait out gets to do so, and finds the same time in every run.
@@ -792,13 +1150,17 @@ static void test_environment() {
   setenv("FIBER_ORDER", "random", 1);
   setenv("FIBER_SEED", "-1", 1);
   setenv("FIBER_MEMORY", "lots", 1);
+  setenv("FIBER_COPIES", "late", 1);
   fiber::Settings s;
   std::string text = stderr_of([&] { s = fiber::Settings{}; });
   CHECK(s.sms == 132 && s.shared == 101376 && s.order == fiber::RANDOM && s.seed == 1);
-  CHECK(s.memory == (size_t)8 << 30);
+  CHECK(s.memory == (size_t)8 << 30 && s.copies == fiber::LATE);
   CHECK(has(text, "FIBER_SEED=-1 is ignored") && has(text, "FIBER_MEMORY=lots is ignored"));
+  setenv("FIBER_COPIES", "never", 1);
+  text = stderr_of([&] { s = fiber::Settings{}; });
+  CHECK(s.copies == fiber::BY_ORDER && has(text, "it is not order, now or late"));
   for (const char *name :
-       {"FIBER_SMS", "FIBER_SHARED", "FIBER_ORDER", "FIBER_SEED", "FIBER_MEMORY"})
+       {"FIBER_SMS", "FIBER_SHARED", "FIBER_ORDER", "FIBER_SEED", "FIBER_MEMORY", "FIBER_COPIES"})
     unsetenv(name);
 }
 
@@ -859,12 +1221,19 @@ int main() {
   run("a missing grid barrier is found", test_flaws_grid);
   run("a missing grid barrier is found between plain loads", test_flaws_grid_plain);
   run("a flag raised too early is found", test_flaws_flag);
+  run("a ring of copies works in every order", test_ring);
+  run("a ring's flaws are found", test_flaws_ring);
+  run("phases of an mbarrier", test_phases);
+  run("bytes that have not landed are not there", test_hasty);
+  run("copies land for warps that meet between polls", test_meeting);
+  run("words that say themselves that they are there", test_words);
   run("orders", test_orders);
   run("atomics", test_atomics);
   run("deadlocks end with names", test_deadlocks);
   run("polling for nothing ends with names", test_livelocks);
   run("warps that poll for nothing end, too", test_warp_livelock);
   run("misuse of barriers and shuffles ends", test_misuse);
+  run("misuse of mbarriers and copies ends", test_copy_misuse);
   run("time passes while nobody works, the same in every run", test_time);
   run("time passes slowly while somebody works", test_busy);
   run("accesses out of bounds die", test_bounds);
