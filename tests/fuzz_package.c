@@ -22,7 +22,7 @@ static uint64_t number(const uint8_t *p, int bytes) {
 static void repair(uint8_t *image, size_t size) {
   enum { HEADER = 64, ENTRY = 32, WEIGHTS = 6 };
   if (size < HEADER) return;
-  memcpy(image, "TILES\0\2\0", 8);
+  memcpy(image, "TILES\0\3\0", 8);
   memset(image + 8, 0, 16);
   memcpy(image + 8, TILES_VERSION, sizeof TILES_VERSION);
   memcpy(image + 32, &(uint64_t){size}, 8);

@@ -8,7 +8,7 @@ static int make(const char *folder, const char *name, const char *shape, bool we
   Error e = {0};
   Shape s = *shape_find(shape);
   s.vocab = 6, s.hidden = 4, s.inter = 5, s.layers = 1;
-  s.heads = 2, s.kv_heads = 1, s.head_dim = 2;
+  s.heads = 2, s.kv_heads = 1, s.head_dim = t->sync == SYNC_DATA ? 8 : 2;
   if (!s.qk_norm)
     s.qkv_bias = s.o_bias = s.mlp_bias = true, s.tied = false; // every vector there is
   char *work = temp_folder();
@@ -41,23 +41,28 @@ int main(int count, char **arguments) {
     uint32_t workers;
     FfnKind ffn;
     AttentionKind attention;
+    SyncKind sync;
   } seeds[] = {
-      {"plan_fused.package", "tiny-llama", false, 2, FFN_FUSED, ATTENTION_TWO_PASS},
-      {"plan_chunks.package", "tiny-llama", false, 3, FFN_SPLIT, ATTENTION_TWO_PASS},
-      {"plan_one_pass.package", "tiny-llama", false, 3, FFN_FUSED, ATTENTION_ONE_PASS},
-      {"llama.package", "tiny-llama", true, 1, FFN_FUSED, ATTENTION_TWO_PASS},
-      {"qwen3.package", "tiny-qwen3", true, 2, FFN_SPLIT, ATTENTION_ONE_PASS},
+      {"plan_fused.package", "tiny-llama", false, 2, FFN_FUSED, ATTENTION_TWO_PASS, SYNC_BARRIER},
+      {"plan_chunks.package", "tiny-llama", false, 3, FFN_SPLIT, ATTENTION_TWO_PASS, SYNC_BARRIER},
+      {"plan_one_pass.package", "tiny-llama", false, 3, FFN_FUSED, ATTENTION_ONE_PASS,
+       SYNC_BARRIER},
+      {"llama.package", "tiny-llama", true, 1, FFN_FUSED, ATTENTION_TWO_PASS, SYNC_BARRIER},
+      {"qwen3.package", "tiny-qwen3", true, 2, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_BARRIER},
+      {"plan_data.package", "tiny-llama", false, 2, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA},
   };
   int rc = 0;
   for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
-    const Target t = {.name = "t",
-                      .kind = "cpu",
-                      .workers = seeds[i].workers,
-                      .threads = 1,
-                      .fused_context = 8,
-                      .read_gbs = 40,
-                      .ffn = seeds[i].ffn,
-                      .attention = seeds[i].attention};
+    Target t = {.name = "t",
+                .kind = "cpu", // or cuda, below
+                .workers = seeds[i].workers,
+                .threads = 1,
+                .fused_context = 8,
+                .read_gbs = 40,
+                .ffn = seeds[i].ffn,
+                .attention = seeds[i].attention,
+                .sync = seeds[i].sync};
+    if (seeds[i].sync == SYNC_DATA) memcpy(t.kind, "cuda", 5);
     rc |= make(arguments[1], seeds[i].name, seeds[i].shape, seeds[i].weights, &t);
   }
   return rc != 0;

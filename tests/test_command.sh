@@ -148,6 +148,12 @@ try "$tiles" run chain --ids 1 --ffn both
 refuses "--ffn both" 2 'ffn.*both'
 try "$tiles" run chain --ids 1 -n 3 --ffn split
 prints "--ffn split" "2 3 4"
+try "$tiles" run chain --ids 1 --sync both
+refuses "--sync both" 2 'sync.*both'
+try "$tiles" run chain --ids 1 -n 3 --sync barrier
+prints "--sync barrier" "2 3 4"
+try "$tiles" run chain --ids 1 --device cpu --sync data
+refuses "--sync data on a CPU" 4 'sync data.*kind cpu'
 try "$tiles" run chain --ids 1 -n 1 --device cpu
 prints "--device cpu" "2"
 for workers in 1 2 3 7 78; do
@@ -419,6 +425,23 @@ try "$tiles" plan llama-3.2-1b --target rtx-3050 -o bare.tiles
 try "$tiles" check bare.tiles
 [ "$rc" -eq 0 ] && grep -q '1852 tiles in 99 waves' out
 result $? "a package of a shape alone"
+try "$tiles" plan llama-3.2-1b --target h200 --sync data --explain
+[ "$rc" -eq 0 ] && grep -q '12,676 tiles in 97 waves' out && grep -q '^sync: data, a ring of 6 x 32 KB' out
+result $? "a plan whose hand-offs are data"
+try "$tiles" plan llama-3.2-1b --target h200 --tsv
+[ "$rc" -eq 0 ] && grep -q "^sync$(printf '\t')barrier\$" out
+result $? "which nobody gets unasked"
+try "$tiles" plan synth --target h200 --sync data -o data.tiles
+refuses "more workers than rows" 4 '132 workers.* rows'
+holds "and no package is left" nothing_left data.tiles
+try "$tiles" plan llama-3.2-1b --target rtx-3050 --sync data
+refuses "a target with a fused FFN" 4 'sync data: the FFN'
+try "$tiles" plan synth --target h200 --workers 3 --sync data -o data.tiles
+try "$tiles" check data.tiles
+[ "$rc" -eq 0 ] && grep -q '^valid' out
+result $? "a package whose hand-offs are data"
+try "$tiles" run data.tiles --ids 1 --device cpu
+refuses "which no CPU plays" 4 'hand-offs are data.*sync barrier'
 try "$tiles" run bare.tiles --ids 1
 [ "$rc" -ne 0 ] && ! [ -s out ] && [ "$(grep -c '' err)" -eq 1 ]
 result $? "which cannot be run"

@@ -56,6 +56,7 @@ static void make_plan_of(const Shape *s, uint32_t workers, FfnKind ffn, Attentio
               .worker_gbs = 40.5,
               .kv_worker_gbs = 8.125,
               .barrier_us = 0.5,
+              .handoff_us = 0.375,
               .ramp_us = 1.5,
               .attention_us = 2.5,
               .ffn = ffn,
@@ -117,8 +118,9 @@ static void same_plan(const Plan *a, const Plan *b) {
   SAME(shape.qkv_bias), SAME(shape.o_bias), SAME(shape.mlp_bias), SAME(shape.qk_norm);
   SAME(target.workers), SAME(target.threads), SAME(target.registers), SAME(target.shared_bytes);
   SAME(target.fused_context), SAME(target.read_gbs), SAME(target.worker_gbs);
-  SAME(target.kv_worker_gbs), SAME(target.barrier_us), SAME(target.ramp_us);
-  SAME(target.attention_us), SAME(target.ffn), SAME(target.attention);
+  SAME(target.kv_worker_gbs), SAME(target.barrier_us), SAME(target.handoff_us);
+  SAME(target.ramp_us), SAME(target.attention_us), SAME(target.ffn), SAME(target.attention);
+  SAME(target.sync), SAME(sync), SAME(ring_slots), SAME(slot_bytes);
   SAME(workers), SAME(wave_count), SAME(tile_count), SAME(chunks), SAME(ffn_parts), SAME(slots);
   SAME(fused_context), SAME(one_pass);
 #undef SAME
@@ -322,6 +324,34 @@ static void a_plan_alone(void **state) {
   remove_tree(folder);
 }
 
+// A plan whose hand-offs are data is its own kind of plan, and comes back as it was.
+static void a_tape_alone(void **state) {
+  (void)state;
+  char *folder = temp_folder();
+  const char *path = path_in(folder, "plan.tiles");
+  Plan p;
+  Error e;
+  Target t = {.name = "card",
+              .kind = "cuda",
+              .workers = 20,
+              .threads = 256,
+              .shared_bytes = 101376,
+              .fused_context = 64,
+              .handoff_us = 1.25,
+              .sync = SYNC_DATA};
+  assert_ok(plan_make(shape_find("llama-3.2-1b"), &t, &p, &e), &e);
+  assert_ok(package_write(path, &p, NULL, NULL, &e), &e);
+  Package *package;
+  assert_ok(package_open(path, &package, &e), &e);
+  same_plan(&p, package_plan(package));
+  assert_int_equal(package_plan(package)->sync, SYNC_DATA);
+  assert_int_equal(package_plan(package)->slot_bytes, 16384);
+  assert_true(package_plan(package)->ring_slots >= 2);
+  package_close(package);
+  plan_free(&p);
+  remove_tree(folder);
+}
+
 static void at_any_address(void **state) {
   (void)state;
   Shape s = small("tiny-qwen2");
@@ -468,9 +498,13 @@ static void other_versions_and_other_files(void **state) {
   Damage d;
   Error e;
   damage_begin(&d, "tiny-llama");
-  d.work[6] = 3; // no repair: a header of another format may have its hash anywhere
+  d.work[6] = 4; // no repair: a header of another format may have its hash anywhere
   assert_int_equal(parse(d.work, d.size, &e), -1);
-  assert_error(&e, EXIT_INPUT, "package format 3, this program reads 2");
+  assert_error(&e, EXIT_INPUT, "package format 4, this program reads 3");
+  d.work[6] = 2;
+  assert_int_equal(parse(d.work, d.size, &e), -1);
+  assert_error(&e, EXIT_INPUT,
+               "package format 2, this program reads 3; make it again with tiles plan -o");
   memcpy(d.work, d.image, d.size);
   memcpy(d.work + 8, "0.0\0", 4);
   repair(d.work, d.size);
@@ -493,7 +527,7 @@ static void other_versions_and_other_files(void **state) {
              {"TILE", 4, "not a package"},
              {"GGUF____", 8, "not a package"},
              {"TILES\0", 6, "truncated: 6 bytes"},
-             {"TILES\0\2\0", 8, "truncated: 8 bytes, a header has 64"},
+             {"TILES\0\3\0", 8, "truncated: 8 bytes, a header has 64"},
              {"TILES\0\1\0", 8, "package format 1"},
              {"TILES\0\7\0", 8, "package format 7"},
              {"version https://git-lfs.github.com/spec/v1\n", 43, "git lfs pull"}};
@@ -554,14 +588,20 @@ static void claims_are_checked(void **state) {
   REFUSED(EXIT_PLAN, "rule \"bounds\"", set_number(d.work + tiles, OP_COUNT, 2));
   REFUSED(EXIT_PLAN, "rule \"grid\"", set_number(d.work + tiles + 8, 7, 4));
   REFUSED(EXIT_PLAN, "rule \"barriers\"", set_number(d.work + tiles - 4, 1, 4));
-  size_t counts = tiles - 4 * (size_t)d.p.wave_count - 8 * 4;
+  size_t counts = tiles - 4 * (size_t)d.p.wave_count - 11 * 4;
   REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 4, UINT32_MAX, 4));
   REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 8, UINT32_MAX, 4));
-  REFUSED(EXIT_PLAN, "rule \"sizes\"", set_number(d.work + counts, 3, 4));              // workers
-  REFUSED(EXIT_PLAN, "rule \"one attention\"", set_number(d.work + counts + 28, 1, 4)); // one pass
-  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 28, 2, 4));
-  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 28, 1 << 8, 4));
-  size_t attention = counts - 2 - strlen(d.p.target.fingerprint) - 4;
+  REFUSED(EXIT_PLAN, "rule \"sizes\"", set_number(d.work + counts, 3, 4));     // workers
+  REFUSED(EXIT_PLAN, "rule \"sync\"", set_number(d.work + counts + 28, 2, 4)); // a ring
+  REFUSED(EXIT_PLAN, "rule \"sync\"", set_number(d.work + counts + 32, 16384, 4));
+  REFUSED(EXIT_PLAN, "rule \"one attention\"", set_number(d.work + counts + 36, 1, 4)); // one pass
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 36, 2, 4));
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 36, 1 << 8, 4));
+  REFUSED(EXIT_PLAN, "rule \"sync\"", set_number(d.work + counts + 40, SYNC_AUTO, 4));
+  REFUSED(EXIT_PLAN, "rule \"sync\"", set_number(d.work + counts + 40, SYNC_DATA, 4));
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + counts + 40, SYNC_DATA + 1, 4));
+  size_t attention = counts - 2 - strlen(d.p.target.fingerprint) - 8;
+  REFUSED(EXIT_INPUT, "section plan", set_number(d.work + attention + 4, SYNC_DATA + 1, 4));
   REFUSED(EXIT_INPUT, "section plan", set_number(d.work + attention, ATTENTION_ONE_PASS + 1, 4));
   REFUSED(EXIT_INPUT, "section plan", set_number(d.work + attention - 4, FFN_SPLIT + 1, 4));
   REFUSED(EXIT_INPUT, "section plan",
@@ -783,6 +823,7 @@ int main(void) {
       cmocka_unit_test(every_family_comes_back),
       cmocka_unit_test(rows_come_out_in_order),
       cmocka_unit_test(a_plan_alone),
+      cmocka_unit_test(a_tape_alone),
       cmocka_unit_test(at_any_address),
       cmocka_unit_test(every_byte_counts),
       cmocka_unit_test(every_length_is_refused),
