@@ -329,8 +329,8 @@ static int check_tape(const Plan *p, Error *e) {
                   {"lm_head", s->vocab}};
   for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
     if ((uint32_t)matrices[i].rows < p->workers)
-      return no_tape(e, "%u workers, and %s has %d rows; every worker needs one", p->workers,
-                     matrices[i].what, matrices[i].rows);
+      return no_tape(e, "%u workers, and %d rows of %s; every worker needs one", p->workers,
+                     matrices[i].rows, matrices[i].what);
   if (p->ring_slots < RING_LEAST)
     return no_tape(e,
                    "%u bytes of shared memory hold %u slots of %u bytes beside %llu; at least %d",

@@ -59,6 +59,8 @@ static void llama_on_an_rtx_3050(void **state) {
   assert_int_equal(p.fused_context, 384);
   assert_int_equal(p.ffn_parts, 20);
   assert_int_equal(p.slots, 20);
+  assert_int_equal(p.sync, SYNC_BARRIER);
+  assert_true(p.ring_slots == 0 && p.slot_bytes == 0);
   tile_rows_are(&p, OP_EMBED, 102, 103, 20);
   tile_rows_are(&p, OP_QKV, 153, 154, 16 * 20);
   tile_rows_are(&p, OP_SCORES, 1, 1, 16 * 16);
@@ -203,7 +205,7 @@ static void check_balance(const Plan *p) {
     bytes[t->worker] += tile_bytes(p, t, 0);
   }
   for (int op = 0; op < OP_COUNT; op++) {
-    if (attends(op)) continue;
+    if (attends(op) || op == OP_MERGE) continue; // cut by heads
     uint64_t least = UINT64_MAX, most = 0;
     for (uint32_t w = 0; w < p->workers; w++) {
       uint64_t n = rows[(uint32_t)op * p->workers + w];
@@ -475,6 +477,335 @@ static void chunks_in_use(void **state) {
 }
 //< every_shape
 
+/*: ## Hand-offs of data :*/
+//> tapes
+static void tape_cuts(void **state) {
+  (void)state;
+  const struct {
+    uint32_t columns, slot, segments, rows;
+  } cases[] = {
+      {2048, 32768, 1, 8},  {8192, 32768, 8, 2},    {8192, 16384, 8, 1},  {2048, 16384, 2, 4},
+      {4096, 32768, 2, 4},  {4096, 16384, 8, 2},    {3072, 32768, 2, 4},  {576, 32768, 1, 24},
+      {576, 16384, 1, 8},   {64, 32768, 1, 64},     {8, 32768, 1, 64},    {1, 16384, 1, 64},
+      {2049, 32768, 2, 4},  {4097, 32768, 8, 3},    {16384, 32768, 8, 1}, {16384, 32752, 0, 0},
+      {16385, 65536, 0, 0}, {16385, 1 << 20, 0, 0}, {0, 32768, 0, 0},     {8, 0, 0, 0},
+      {8, 16, 8, 1},        {8, 15, 0, 0},          {9, 31, 0, 0},        {9, 32, 8, 1},
+      {8, 64, 2, 4},        {8, 127, 2, 4},         {8, 128, 1, 8},       {8960, 32768, 8, 1},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    TapeCut cut = tape_cut(cases[i].columns, cases[i].slot);
+    if (cut.segments != cases[i].segments || cut.rows != cases[i].rows)
+      fail_msg("%u columns, slots of %u: %u segments, %u rows", cases[i].columns, cases[i].slot,
+               cut.segments, cut.rows);
+  }
+  for (uint32_t columns = 1; columns < 20000; columns += 7)
+    for (uint32_t slot = 16; slot <= 65536; slot *= 2) {
+      TapeCut cut = tape_cut(columns, slot);
+      if (!cut.rows) continue;
+      uint32_t bytes = (columns + 7) / 8 * 16;
+      assert_true(cut.rows <= 64 && cut.rows * bytes <= slot && cut.rows % (8 / cut.segments) == 0);
+      assert_true(cut.segments == 1 || cut.segments == 2 || cut.segments == 8);
+      assert_true((columns + cut.segments - 1) / cut.segments <= TAPE_SEGMENT);
+    }
+}
+
+// A card with so much shared memory for a block.
+static Target card(uint32_t workers, uint32_t shared_bytes) {
+  Target t = machine("cuda", workers, ATTENTION_AUTO);
+  t.shared_bytes = shared_bytes;
+  t.sync = SYNC_DATA;
+  return t;
+}
+
+// Every element of attention's output once, by fours, and by the worker that has the head's chunk.
+static void check_merge(const Plan *p, uint32_t layer) {
+  uint32_t elements = (uint32_t)(p->shape.heads * p->shape.head_dim);
+  uint32_t group = elements / (uint32_t)p->shape.kv_heads, most = 0, least = UINT32_MAX;
+  uint8_t *merged = calloc(elements, 1);
+  if (!merged) give_up("calloc");
+  for (uint32_t i = 0; i < p->tile_count; i++) {
+    const Tile *t = &p->tile[i];
+    if (t->op != OP_MERGE || t->layer != layer) continue;
+    assert_true(t->row0 % 4 == 0 && t->row1 % 4 == 0);
+    assert_int_equal(t->row0 / group, (t->row1 - 1) / group);
+    for (uint32_t r = t->row0; r < t->row1; r++) assert_int_equal(merged[r]++, 0);
+    bool has = false; // a chunk of this head
+    for (uint32_t k = p->first[t->worker]; k < p->first[t->worker + 1]; k++)
+      has |= p->tile[k].op == OP_ATTEND && p->tile[k].layer == layer &&
+             p->tile[k].row0 == t->row0 / group;
+    assert_true(has);
+    if (t->row1 - t->row0 > most) most = t->row1 - t->row0;
+    if (t->row1 - t->row0 < least) least = t->row1 - t->row0;
+  }
+  for (uint32_t r = 0; r < elements; r++) assert_int_equal(merged[r], p->chunks > 1);
+  if (p->chunks > 1) assert_true(most - least <= 4);
+  free(merged);
+}
+
+static void check_tape(const Plan *p) {
+  const Shape *s = &p->shape;
+  const uint32_t layers = (uint32_t)s->layers, per_layer = p->chunks > 1 ? 6 : 5;
+  assert_int_equal(p->sync, SYNC_DATA);
+  assert_int_equal(p->ffn_parts, 0);
+  assert_true(p->one_pass);
+  assert_int_equal(p->slots, p->workers);
+  assert_int_equal(p->wave_count, layers * per_layer + 1);
+  const Op order[] = {OP_QKV, OP_ATTEND, OP_MERGE, OP_WO, OP_GATE_UP, OP_DOWN};
+  for (uint32_t w = 0; w < p->workers; w++)
+    for (uint32_t i = p->first[w], wave = 0; wave < p->wave_count; wave++) {
+      uint32_t k = wave % per_layer, n = 0;
+      Op op = wave + 1 == p->wave_count ? OP_LM_HEAD : order[k + (p->chunks == 1 && k > 1)];
+      for (; i < p->first[w + 1] && p->tile[i].wave == wave; i++, n++) {
+        assert_int_equal(p->tile[i].op, op);
+        assert_int_equal(p->tile[i].layer, op == OP_LM_HEAD ? 0 : wave / per_layer);
+      }
+      if (op != OP_ATTEND && op != OP_MERGE) assert_int_equal(n, 1);
+      assert_int_equal(p->barrier[wave], BARRIER_DATA);
+    }
+  for (uint32_t l = 0; l < layers; l++) check_merge(p, l);
+  const uint32_t columns[] = {(uint32_t)s->hidden, (uint32_t)(s->heads * s->head_dim),
+                              (uint32_t)s->inter};
+  for (int k = 0; k < 3; k++) assert_true(tape_cut(columns[k], p->slot_bytes).rows > 0);
+  assert_true(p->ring_slots >= 2 && p->ring_slots <= 6);
+  uint32_t room = p->target.shared_bytes ? p->target.shared_bytes : 101376, most = 0;
+  for (uint32_t w = 0; w < p->workers; w++)
+    if (p->first[w + 1] - p->first[w] > most) most = p->first[w + 1] - p->first[w];
+  assert_true(p->ring_slots * p->slot_bytes + tape_reserve(s, most) <= room);
+  assert_int_equal(p->slot_bytes, room >= 163840 ? 32768 : 16384);
+
+  // How far each worker's bytes have come, after any wave: one row of each opcode apart, at most.
+  uint64_t *come = calloc(p->workers, sizeof *come);
+  uint32_t *at = calloc(p->workers, sizeof *at);
+  if (!come || !at) give_up("calloc");
+  uint64_t size = dtype_size(s->dtype), hidden = (uint64_t)s->hidden,
+           q = (uint64_t)(s->heads * s->head_dim);
+  uint64_t apart =
+      (4 * hidden + q + (uint64_t)s->inter) * size; // qkv, two of gate_up, lm_head; wo; down
+  for (uint32_t wave = 0; wave < p->wave_count; wave++) {
+    uint64_t first = UINT64_MAX, last = 0;
+    for (uint32_t w = 0; w < p->workers; w++) {
+      for (; p->first[w] + at[w] < p->first[w + 1] && p->tile[p->first[w] + at[w]].wave == wave;
+           at[w]++)
+        come[w] += tile_bytes(p, &p->tile[p->first[w] + at[w]], 0);
+      if (come[w] < first) first = come[w];
+      if (come[w] > last) last = come[w];
+    }
+    assert_true(last - first <= apart);
+  }
+  free(come);
+  free(at);
+}
+
+// Bytes that all tiles read: as with barriers, less the embedding's row, which every worker takes for itself.
+static void check_tape_bytes(const Plan *p) {
+  Target t = p->target;
+  Plan barriers;
+  Error e;
+  t.sync = SYNC_BARRIER;
+  assert_ok(plan_make(&p->shape, &t, &barriers, &e), &e);
+  assert_int_equal(barriers.sync, SYNC_BARRIER);
+  assert_int_equal(barriers.chunks, p->chunks);
+  for (uint32_t context = 1; context <= 4096; context *= 8) {
+    uint64_t with = 0, without = (uint64_t)p->shape.hidden * dtype_size(p->shape.dtype);
+    for (uint32_t i = 0; i < barriers.tile_count; i++)
+      with += tile_bytes(&barriers, &barriers.tile[i], context);
+    for (uint32_t i = 0; i < p->tile_count; i++) without += tile_bytes(p, &p->tile[i], context);
+    assert_int_equal(with, without);
+    WaveCost *wave = calloc(p->wave_count, sizeof *wave);
+    if (!wave) give_up("calloc");
+    PlanCost cost;
+    plan_cost(p, context, &cost, wave);
+    double us = 0;
+    for (uint32_t w = 0; w < p->wave_count; w++) us += wave[w].us;
+    assert_true(fabs(us / 1e3 - cost.predicted_ms) <= 1e-9 * cost.predicted_ms);
+    free(wave);
+  }
+  plan_free(&barriers);
+}
+
+static void tapes_of_known_shapes(void **state) {
+  (void)state;
+  char names[1024];
+  snprintf(names, sizeof names, "%s", shape_names());
+  const uint32_t shared[] = {0, 101376, 166912, 232448};
+  uint32_t made = 0, refused = 0;
+  for (char *rest = names, *name; (name = strtok_r(rest, " ", &rest));) {
+    const Shape *s = shape_find(name);
+    assert_non_null(s);
+    for (uint32_t m = 0; m < MACHINES; m++) {
+      Target t = card(machines[m], shared[m % 4]);
+      t.read_gbs = 1000;
+      t.handoff_us = 1;
+      Plan p;
+      Error e;
+      if (plan_make(s, &t, &p, &e) != 0) { // the reasons are another test's
+        assert_error(&e, EXIT_PLAN, "plan: sync data: ");
+        refused++;
+        continue;
+      }
+      check_tape(&p);
+      check_balance(&p);
+      check_tape_bytes(&p);
+      plan_free(&p);
+      made++;
+    }
+  }
+  assert_true(made > 60 && refused < made / 4);
+}
+
+static void a_tape_for_an_h200(void **state) {
+  (void)state;
+  Plan p;
+  Error e;
+  Target t;
+  assert_ok(target_read("h200", &t, &e), &e);
+  assert_int_equal(t.sync, SYNC_AUTO);
+  t.sync = SYNC_DATA;
+  assert_ok(plan_make(shape_find("llama-3.2-1b"), &t, &p, &e), &e);
+  check_tape(&p);
+  assert_int_equal(p.wave_count, 16 * 6 + 1);
+  assert_int_equal(p.tile_count, 16 * (4 * 132 + 2 * 128) + 132);
+  assert_int_equal(p.ring_slots, 6);
+  assert_int_equal(p.slot_bytes, 32768);
+  tile_rows_are(&p, OP_MERGE, 16, 16, 16 * 128);
+  tile_rows_are(&p, OP_QKV, 23, 24, 16 * 132);
+  uint64_t least = UINT64_MAX, most = 0;
+  for (uint32_t w = 0; w < p.workers; w++) {
+    uint64_t bytes = 0;
+    for (uint32_t i = p.first[w]; i < p.first[w + 1]; i++) bytes += tile_bytes(&p, &p.tile[i], 0);
+    if (bytes < least) least = bytes;
+    if (bytes > most) most = bytes;
+  }
+  assert_true((double)most / (double)least < 1.002);
+
+  char *text = NULL;
+  size_t bytes = 0;
+  FILE *f = open_memstream(&text, &bytes);
+  plan_print_tsv(&p, 1500, f);
+  plan_explain(&p, 1500, f);
+  fclose(f);
+  const char *const words[] = {
+      "sync\tdata\n",
+      "ring_slots\t6\n",
+      "slot_bytes\t32768\n",
+      "waves\t97\n",
+      "opcodes\t7\n",
+      "  merge          128                16 ",
+      "sync: data, a ring of 6 x 32 KB, as asked for; predicted at context 1 ",
+      ", with barriers ",
+      "a hand-off 1.10 us",
+      "chains that the ring does not cover"};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    if (!strstr(text, words[i])) fail_msg("no %s in %s", words[i], text);
+  assert_null(strstr(text, "no barrier"));
+  for (size_t i = 0, start = 0; i < bytes; i++)
+    if (text[i] == '\n') {
+      assert_true(i - start <= 120);
+      start = i + 1;
+    }
+  free(text);
+
+  // Faster than with barriers, says the model; nobody gets it unasked all the same.
+  PlanCost with, without;
+  plan_cost(&p, 1, &without, NULL);
+  plan_free(&p);
+  t.sync = SYNC_AUTO;
+  assert_ok(plan_make(shape_find("llama-3.2-1b"), &t, &p, &e), &e);
+  assert_int_equal(p.sync, SYNC_BARRIER);
+  assert_true(p.ring_slots == 0 && p.slot_bytes == 0);
+  plan_cost(&p, 1, &with, NULL);
+  assert_true(without.predicted_ms < with.predicted_ms);
+  assert_true(without.predicted_ms > without.floor_ms);
+  plan_free(&p);
+}
+
+static void tapes_refused(void **state) {
+  (void)state;
+  const Shape llama = *shape_find("llama-3.2-1b");
+  Shape s;
+  Target t;
+  Plan p;
+  Error e;
+#define REFUSED(says, change)                                                                      \
+  do {                                                                                             \
+    s = llama;                                                                                     \
+    t = card(132, 232448);                                                                         \
+    change;                                                                                        \
+    assert_int_equal(plan_make(&s, &t, &p, &e), -1);                                               \
+    assert_error(&e, EXIT_PLAN, "plan: sync data: ");                                              \
+    assert_error(&e, EXIT_PLAN, says);                                                             \
+    plan_free(&p);                                                                                 \
+  } while (0)
+  REFUSED("target test is of kind cpu", memcpy(t.kind, "cpu", 4));
+  REFUSED("the FFN is to be fused", t.ffn = FFN_FUSED);
+  REFUSED("in two passes", t.attention = ATTENTION_TWO_PASS);
+  REFUSED("16 query heads of a K/V head; at most 8", s.kv_heads = 2);
+  REFUSED("heads of 68; must be a multiple of 8 and at most 256", s.head_dim = 68);
+  REFUSED("heads of 264; must be a multiple of 8 and at most 256", s.head_dim = 264);
+  REFUSED("3073 workers, and 3072 rows of qkv", t.workers = 3073);
+  REFUSED("2049 workers, and 2048 rows of wo and down", t.workers = 2049);
+  REFUSED("132 workers, and 131 rows of gate and up", s.inter = 131);
+  REFUSED("132 workers, and 131 rows of lm_head", s.vocab = 131);
+  REFUSED("down has rows of 16385 columns; at most 16384", s.inter = 16385);
+  REFUSED("down has rows of 28672 bytes; a slot holds 16384", s.inter = 14336;
+          t.shared_bytes = 101376);
+  REFUSED("49152 bytes of shared memory hold 1 slots of 16384 bytes beside",
+          t.shared_bytes = 49152);
+  REFUSED("1024 bytes of shared memory hold 0 slots of 16384 bytes beside", t.shared_bytes = 1024);
+#undef REFUSED
+  // To the byte: two slots, and not a byte less.
+  s = llama;
+  t = card(132, (uint32_t)(2 * 16384 + tape_reserve(&s, 6 * 16 + 1)));
+  assert_ok(plan_make(&s, &t, &p, &e), &e);
+  assert_int_equal(p.ring_slots, 2);
+  plan_free(&p);
+  t.shared_bytes--;
+  assert_int_equal(plan_make(&s, &t, &p, &e), -1);
+  // What the shape asks for, by hand: 2,048 floats; (4 + 2) heads of 64; 8 sums of 4 heads; 97 tiles.
+  assert_int_equal(tape_reserve(&s, 97), 4 * (2048 + 6 * 64 + 8 * 4 * 64) + 4096 + 24 * 97);
+}
+
+static void what_a_tape_costs(void **state) {
+  (void)state;
+  const Shape *s = shape_find("llama-3.2-1b");
+  Target t = card(132, 232448);
+  t.fused_context = 256;
+  Plan p;
+  Error e;
+  PlanCost c;
+  assert_ok(plan_make(s, &t, &p, &e), &e);
+  plan_cost(&p, 4096, &c, NULL);
+  assert_true(c.floor_ms == 0 && c.predicted_ms == 0); // nothing is known
+  p.target.handoff_us = 1;
+  plan_cost(&p, 1, &c,
+            NULL); // four links a layer and the token's end, each of 2 us; nothing covers them
+  assert_true(fabs(c.predicted_ms - (16 * 4 + 1) * 2e-3) < 1e-12);
+  plan_cost(&p, 257, &c, NULL); // two chunks: merge is a link too
+  assert_true(fabs(c.predicted_ms - (16 * 5 + 1) * 2e-3) < 1e-12);
+  p.target.handoff_us = 0;
+  p.target.attention_us = 5;
+  plan_cost(&p, 1, &c, NULL);
+  assert_true(fabs(c.predicted_ms - 16 * 5e-3) < 1e-12);
+  p.target.attention_us = 0;
+  p.target.read_gbs = 132;    // a GB/s each
+  plan_cost(&p, 1, &c, NULL); // the ring covers the dot products
+  assert_true(fabs(c.predicted_ms * 0.96 / c.floor_ms - 1) < 1e-3);
+  const double floor = c.predicted_ms;
+  // Of a chain of 300 us beside the dot products, the ring's 196,608 bytes cover 196.608, and qkv and wo, 3,072 and 2,048 rows of
+  // 4,096 bytes over 132 workers, their own time; the dot products add half of it at the stream's rate.
+  p.target.attention_us = 300;
+  plan_cost(&p, 1, &c, NULL);
+  double rows = 5120 * 4096 / 132.0 / 1e3;
+  double unpaid = 300 + rows / 0.96 / 2 - (196.608 + rows);
+  assert_true(fabs((c.predicted_ms - floor) - 16 * unpaid / 1e3) < 1e-4);
+  p.target.worker_gbs = 0.5; // no worker reads faster than that
+  p.target.attention_us = 0;
+  plan_cost(&p, 1, &c, NULL);
+  assert_true(fabs(c.predicted_ms / floor - 2) < 1e-3);
+  plan_free(&p);
+}
+//< tapes
+
 /*: ## Costs :*/
 //> costs
 static void unknown_numbers_cost_nothing(void **state) {
@@ -558,8 +889,31 @@ static void attention_of_a_target(void **state) {
     assert_int_equal(back.attention, t.attention);
     assert_int_equal(back.ffn, t.ffn);
   }
-  const char *const bad[] = {"attention\tfused\n", "attention\t2\n", "attention\tone-pass two\n",
-                             "attention\t\n", "attention\tauto\nattention\tauto\n"};
+  const char *const syncs[] = {"auto", "barrier", "data"};
+  for (int i = 0; i < 3; i++) {
+    char text[200];
+    snprintf(text, sizeof text, "kind\tcuda\nworkers\t3\nhandoff_us\t1.25\nsync\t%s\n", syncs[i]);
+    write_text(path, text);
+    assert_ok(target_read(path, &t, &e), &e);
+    assert_int_equal(t.sync, SYNC_AUTO + i);
+    assert_true(t.handoff_us == 1.25);
+    FILE *f = fopen(path, "w");
+    if (!f) give_up(path);
+    assert_int_equal(target_write(&t, f), 0);
+    fclose(f);
+    assert_ok(target_read(path, &back, &e), &e);
+    assert_int_equal(back.sync, t.sync);
+    assert_true(back.handoff_us == t.handoff_us);
+  }
+  const char *const bad[] = {"sync\tnone\n",
+                             "sync\t1\n",
+                             "sync\tdata\nsync\tdata\n",
+                             "handoff_us\t-1\n",
+                             "attention\tfused\n",
+                             "attention\t2\n",
+                             "attention\tone-pass two\n",
+                             "attention\t\n",
+                             "attention\tauto\nattention\tauto\n"};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     char text[200];
     snprintf(text, sizeof text, "kind\tcpu\nworkers\t3\n%s", bad[i]);
@@ -569,6 +923,7 @@ static void attention_of_a_target(void **state) {
   }
   assert_ok(target_read("rtx-3050", &t, &e), &e);
   assert_int_equal(t.attention, ATTENTION_TWO_PASS);
+  assert_int_equal(t.sync, SYNC_BARRIER); // as published
   assert_ok(target_read("h200", &t, &e), &e);
   assert_int_equal(t.attention, ATTENTION_ONE_PASS);
   remove_tree(folder);
@@ -622,6 +977,7 @@ static void names_of_opcodes(void **state) {
   assert_string_equal(op_name(OP_WO), "wo");
   assert_string_equal(op_name(OP_FFN_REDUCE), "ffn_reduce");
   assert_string_equal(op_name(OP_LM_HEAD), "lm_head");
+  assert_string_equal(op_name(OP_MERGE), "merge");
   assert_string_equal(op_name(OP_COUNT), "?");
   assert_string_equal(op_name(-1), "?");
 }
@@ -629,12 +985,23 @@ static void names_of_opcodes(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(llama_on_an_rtx_3050),  cmocka_unit_test(tsv_and_explanation),
-      cmocka_unit_test(known_shapes),          cmocka_unit_test(odd_shapes),
-      cmocka_unit_test(another_target),        cmocka_unit_test(chunks_and_heads),
-      cmocka_unit_test(no_chunk_is_empty),     cmocka_unit_test(chunks_in_use),
-      cmocka_unit_test(attention_of_a_target), cmocka_unit_test(unknown_numbers_cost_nothing),
-      cmocka_unit_test(refused_by_name),       cmocka_unit_test(names_of_opcodes),
+      cmocka_unit_test(llama_on_an_rtx_3050),
+      cmocka_unit_test(tsv_and_explanation),
+      cmocka_unit_test(known_shapes),
+      cmocka_unit_test(odd_shapes),
+      cmocka_unit_test(another_target),
+      cmocka_unit_test(chunks_and_heads),
+      cmocka_unit_test(no_chunk_is_empty),
+      cmocka_unit_test(chunks_in_use),
+      cmocka_unit_test(attention_of_a_target),
+      cmocka_unit_test(unknown_numbers_cost_nothing),
+      cmocka_unit_test(tape_cuts),
+      cmocka_unit_test(tapes_of_known_shapes),
+      cmocka_unit_test(a_tape_for_an_h200),
+      cmocka_unit_test(tapes_refused),
+      cmocka_unit_test(what_a_tape_costs),
+      cmocka_unit_test(refused_by_name),
+      cmocka_unit_test(names_of_opcodes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
