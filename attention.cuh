@@ -10,20 +10,21 @@ one scale when it adds them. In *two passes* a scores tile stops at the scores, 
 chunks, so that the partials share one scale from the start. Up to `fused_context` positions the two-pass plan lets the tile of chunk 0 do
 all of it, which is the one pass again.
 
-**Layout.** In one pass the chunk's rows are staged in shared memory, a block of positions at a time. For the scores a thread takes a position and four
-heads: it reads the key's row once and the queries as broadcasts. For the weighted values a lane takes two elements and four heads, and its warp every
-eighth position. Both are plain sums with nothing exchanged between lanes. In two passes the rows come from the cache; eight lanes hold a row of 128
-bytes, and a butterfly finishes the dot product.
+**Layout.** A row of K is as wide as a head: 64 elements are 128 bytes, eight lanes with 16 bytes each. So a warp reads four rows at once, 512 contiguous bytes, and a
+lane keeps its eight elements of the group's queries in registers. After a butterfly over its eight lanes each of them knows the four rows' scores, which is
+just where the weights are needed: the same lanes read the same row of V and add it, weighted, to eight outputs of every head.
 
-**Small code.** At a short context this tile has next to no work, and what it takes is the time to walk through its instructions once. A version that
-unrolled four heads into one long straight line was slower (`threads_256` beside `attend_blocks` in `measured/h200-probes.tsv`). So the loops here are rolled where they
-can be. :*/
+**No waiting inside.** Every four rows' worth of lanes keeps a running state of its own: the largest score so far, the sum of the weights relative to it, and the weighted sum of values. Two
+states of different scale add up after the smaller scale is brought to the larger one. So the warps, and the row groups within them, never look at each other before the
+last position; then the states are merged in a fixed order, row groups by a butterfly and warps from left to right.
+
+**Two passes** read the cache in the same layout. :*/
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 #include "device.cuh"
 
 //> attention_layout
-enum { HEADS_AT_ONCE = 4, ROWS_AHEAD = 2, EXPS_AT_ONCE = 1024 };
+enum { HEADS_AT_ONCE = 4, ROWS_AHEAD = 2, ROWS_TOGETHER = 4, EXPS_AT_ONCE = 1024 };
 
 struct HeadLanes { // how a warp's lanes share rows of the cache
   uint32_t lanes;  // of a row, a power of two
@@ -61,22 +62,23 @@ __device__ __forceinline__ uint64_t cache_row(const Params &p, uint32_t layer, u
   return (((uint64_t)layer * p.kv_heads + kv) * p.context + position) * p.head_dim;
 }
 
-// Shared memory of an attention tile. B is kv_rows, the positions of a block.
+// Shared memory of an attention tile.
 struct AttentionShared {
   float2 *rotation; // [head_dim / 2] of the newest position
-  float *heads;     // [group + 2, head_dim] queries, the new key and the new value
-  float *max;  // [WARPS, group]; one pass: [group, 3] largest score, summed weights, last rescaling
-  float *exps; // one pass: [B, HEADS_AT_ONCE]; two passes: [HEADS_AT_ONCE, EXPS_AT_ONCE]
-  float *sums; // [WARPS, HEADS_AT_ONCE, head_dim]
-  float *out;  // one pass: [group, head_dim]
-  uint4 *rows; // one pass: [2 buffers, keys then values, B, head_dim / 8], swizzled
+  float *heads;     // [group, head_dim] queries
+  uint4 *fresh;     // [2, head_dim / 8] the newest key and value, as the cache holds them
+  float *max;       // two passes: [WARPS, group]; one pass: [WARPS, HEADS_AT_ONCE, 2]
+  float *exps;      // two passes: [HEADS_AT_ONCE, EXPS_AT_ONCE]
+  float *sums;      // [WARPS, HEADS_AT_ONCE, head_dim]
+  uint4 *rows;      // one pass: [2 buffers, keys then values, kv_rows, head_dim / 8]
 };
 
 __host__ __device__ inline uint32_t attention_floats(bool one_pass, uint32_t group,
-                                                     uint32_t head_dim, uint32_t kv_rows) {
-  uint32_t n = head_dim + (group + 2) * head_dim + (WARPS * group + 3 * group + 3) / 4 * 4;
-  n += HEADS_AT_ONCE * (one_pass ? kv_rows : (uint32_t)EXPS_AT_ONCE);
-  return n + WARPS * HEADS_AT_ONCE * head_dim + group * head_dim;
+                                                     uint32_t head_dim) {
+  uint32_t n =
+      head_dim + (group + 1) * head_dim + (WARPS * (group + 2 * HEADS_AT_ONCE) + 3) / 4 * 4;
+  if (!one_pass) n += HEADS_AT_ONCE * EXPS_AT_ONCE;
+  return n + WARPS * HEADS_AT_ONCE * head_dim;
 }
 
 __device__ __forceinline__ AttentionShared attention_shared(const Params &p, float *room,
@@ -84,10 +86,10 @@ __device__ __forceinline__ AttentionShared attention_shared(const Params &p, flo
   AttentionShared s;
   s.rotation = (float2 *)room;
   s.heads = room + p.head_dim;
-  s.max = s.heads + (p.group + 2) * p.head_dim;
-  s.exps = s.max + (WARPS * p.group + 3 * p.group + 3) / 4 * 4;
-  s.sums = s.exps + HEADS_AT_ONCE * (p.one_pass ? p.kv_rows : (uint32_t)EXPS_AT_ONCE);
-  s.out = s.sums + WARPS * HEADS_AT_ONCE * p.head_dim;
+  s.fresh = (uint4 *)(s.heads + p.group * p.head_dim);
+  s.max = s.heads + (p.group + 1) * p.head_dim;
+  s.exps = s.max + (WARPS * (p.group + 2 * HEADS_AT_ONCE) + 3) / 4 * 4;
+  s.sums = s.exps + (p.one_pass ? 0 : HEADS_AT_ONCE * EXPS_AT_ONCE);
   s.rows = ahead;
   return s;
 }
@@ -96,12 +98,13 @@ __device__ __forceinline__ AttentionShared attention_shared(const Params &p, flo
 /*: ## Queries, the new key and the new value
 
 A warp a head: norm it where the family says so, turn it, keep it in shared memory. The tile that holds the newest position does the same with
-the key and writes it to the cache, rounded to two bytes. :*/
+the key and writes it to the cache, rounded to two bytes; it keeps the key and the value at hand, for the cache's copy is not read again by
+this token. `load` fetches what the QKV wave wrote. :*/
 //> attention_heads
-template <DType T>
+template <DType T, class Load>
 __device__ __forceinline__ void make_heads(const Params &p, uint32_t layer, uint32_t kv,
-                                           uint32_t position, bool newest, float *heads,
-                                           const float2 *rotation) {
+                                           uint32_t position, bool newest, const AttentionShared &s,
+                                           Load load) {
   const uint32_t lane = threadIdx.x % WARP, half = p.head_dim / 2;
   const float *vectors = p.vectors + (uint64_t)layer * p.layer_floats;
 #pragma unroll 1
@@ -109,21 +112,23 @@ __device__ __forceinline__ void make_heads(const Params &p, uint32_t layer, uint
     const bool key = h == p.group, value = h == p.group + 1;
     const uint32_t from = key ? p.heads + kv : value ? p.heads + p.kv_heads + kv : kv * p.group + h;
     const float *in = p.qkv_out + (uint64_t)from * p.head_dim;
-    float *out = heads + h * p.head_dim, scale = key ? 1 : p.score_scale;
+    float *out = s.heads + h * p.head_dim, scale = key ? 1 : p.score_scale;
+    uint16_t *fresh = (uint16_t *)s.fresh + (value ? p.head_dim : 0);
+    const uint64_t at = cache_row(p, layer, kv, position);
+    uint16_t *row = (value ? p.values : p.keys) + at;
     if (p.qk_norm && !value) {
       float squares = 0;
       for (uint32_t d = lane; d < p.head_dim; d += WARP) {
-        float v = load_l2(in + d);
+        float v = load(in + d);
         squares += v * v;
       }
       scale *= 1.0f / sqrtf(warp_sum(squares) / (float)p.head_dim + p.rms_eps);
     }
-    uint16_t *row = p.keys + cache_row(p, layer, kv, position);
 #pragma unroll 1
     for (uint32_t d = lane; d < half; d += WARP) {
-      float a = load_l2(in + d), b = load_l2(in + d + half);
+      float a = load(in + d), b = load(in + d + half);
       if (!value) {
-        const float2 r = rotation[d];
+        const float2 r = s.rotation[d];
         if (p.qk_norm) {
           const float *norm = vectors + (key ? p.k_norm : p.q_norm);
           a *= norm[d];
@@ -133,30 +138,194 @@ __device__ __forceinline__ void make_heads(const Params &p, uint32_t layer, uint
         a = x * scale;
         b = y * scale;
       }
-      out[d] = a;
-      out[d + half] = b;
-      if (!key) continue;
-      row[d] = narrow<T>(a);
-      row[d + half] = narrow<T>(b);
+      if (h < p.group) {
+        out[d] = a;
+        out[d + half] = b;
+        continue;
+      }
+      row[d] = fresh[d] = narrow<T>(a);
+      row[d + half] = fresh[d + half] = narrow<T>(b);
     }
   }
-  __syncthreads();
+  sync_block();
 }
 //< attention_heads
 
 /*: ## One pass
 
-All earlier positions of the cache are known before the wave begins: `attend_begin` copies the chunk's first block into shared memory while the
-barrier is still waited for. Later blocks are copied while the one before is worked on. The newest position's rows come from this token's QKV wave; they
-are put into their place when they are known.
+A lane's state of its rows, for H heads. Nothing seen yet: -infinity, 0, 0. :*/
+//> attention_state
+template <int H> struct HeadStates { float max[H], sum[H], value[H][8]; };
 
-Sixteen bytes of row i that belong to lane-group v lie at v ^ (i % 8): threads that read the same piece of neighbouring rows would otherwise meet in the same
-banks. :*/
-//> attention_one_pass
-__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t vector, uint32_t vectors) {
-  return row * vectors + (vector ^ (vectors % 8 ? 0 : row % 8));
+template <int H> __device__ __forceinline__ void clear(HeadStates<H> &st) {
+#pragma unroll
+  for (int h = 0; h < H; h++) {
+    st.max[h] = -INFINITY;
+    st.sum[h] = 0;
+#pragma unroll
+    for (int e = 0; e < 8; e++) st.value[h][e] = 0;
+  }
 }
 
+// What scores are taken relative to: no NaN where nothing has been seen.
+__device__ __forceinline__ float origin(float max) { return max == -INFINITY ? 0 : max; }
+
+// Rows i0 + a * stride of keys and values for a < AT, each row group its own, join the state. The first row of a buffer is position b0; the
+// newest position's rows are in `fresh`.
+template <DType T, int H, int AT>
+__device__ __forceinline__ void attend_step(const float (&q)[H][8], const HeadLanes &lanes,
+                                            uint32_t vectors, uint32_t i0, uint32_t n,
+                                            uint32_t newest, const uint4 *keys, const uint4 *values,
+                                            const uint4 *fresh, HeadStates<H> &st) {
+  const uint32_t v = lanes.d / 8, stride = WARPS * lanes.rows;
+  float score[AT][H];
+#pragma unroll
+  for (int a = 0; a < AT; a++) {
+    const uint32_t i = i0 + a * stride + lanes.row;
+    const uint4 *row = i == newest ? fresh : keys + i * vectors;
+    float k[8];
+    widen8<T>(i < n && lanes.inside ? row[v] : make_uint4(0, 0, 0, 0), k);
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+      score[a][h] = 0;
+#pragma unroll
+      for (int e = 0; e < 8; e++) score[a][h] = fmaf(k[e], q[h][e], score[a][h]);
+    }
+  }
+  for (uint32_t o = lanes.lanes / 2; o; o >>= 1)
+#pragma unroll
+    for (int a = 0; a < AT; a++)
+#pragma unroll
+      for (int h = 0; h < H; h++) score[a][h] += __shfl_xor_sync(0xffffffffu, score[a][h], o);
+#pragma unroll
+  for (int h = 0; h < H; h++) {
+    float most = st.max[h];
+#pragma unroll
+    for (int a = 0; a < AT; a++) {
+      if (i0 + a * stride + lanes.row >= n) score[a][h] = -INFINITY;
+      if (!(score[a][h] <= most)) most = score[a][h]; // NaN takes over
+    }
+    const float scale = __expf(st.max[h] - origin(most));
+    st.max[h] = most;
+    st.sum[h] *= scale;
+#pragma unroll
+    for (int e = 0; e < 8; e++) st.value[h][e] *= scale;
+#pragma unroll
+    for (int a = 0; a < AT; a++) {
+      score[a][h] = __expf(score[a][h] - origin(most));
+      st.sum[h] += score[a][h];
+    }
+  }
+#pragma unroll
+  for (int a = 0; a < AT; a++) {
+    const uint32_t i = i0 + a * stride + lanes.row;
+    const uint4 *row = i == newest ? fresh + vectors : values + i * vectors;
+    float x[8];
+    widen8<T>(i < n && lanes.inside ? row[v] : make_uint4(0, 0, 0, 0), x);
+#pragma unroll
+    for (int h = 0; h < H; h++)
+#pragma unroll
+      for (int e = 0; e < 8; e++) st.value[h][e] = fmaf(x[e], score[a][h], st.value[h][e]);
+  }
+}
+
+// All n rows of a block; `newest` counts from its first. Several rows at once hide latencies where there are many, one keeps a short context short.
+template <DType T, int H>
+__device__ __forceinline__ void attend_rows(const Params &p, const float (&q)[H][8],
+                                            const HeadLanes &lanes, uint32_t n, uint32_t newest,
+                                            const uint4 *keys, const uint4 *values,
+                                            const uint4 *fresh, HeadStates<H> &st) {
+  const uint32_t vectors = p.head_dim / 8, stride = WARPS * lanes.rows;
+  uint32_t i0 = threadIdx.x / WARP * lanes.rows;
+#pragma unroll 1
+  for (; i0 + (ROWS_TOGETHER - 1) * stride < n; i0 += ROWS_TOGETHER * stride)
+    attend_step<T, H, ROWS_TOGETHER>(q, lanes, vectors, i0, n, newest, keys, values, fresh, st);
+#pragma unroll 1
+  for (; i0 < n; i0 += stride)
+    attend_step<T, H, 1>(q, lanes, vectors, i0, n, newest, keys, values, fresh, st);
+}
+
+// The row groups of every warp, then the warps. finish(head, element, total, largest score, summed weights), once for each of heads h0
+// to h0 + H that exists and each element.
+template <int H, class Finish>
+__device__ __forceinline__ void merge_states(const Params &p, uint32_t h0, const HeadLanes &lanes,
+                                             HeadStates<H> &st, const AttentionShared &s,
+                                             Finish finish) {
+  const uint32_t warp = threadIdx.x / WARP;
+  float most[H];
+#pragma unroll
+  for (int h = 0; h < H; h++) most[h] = st.max[h];
+  for (uint32_t o = lanes.lanes; o < WARP; o *= 2)
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+      const float other = __shfl_xor_sync(0xffffffffu, most[h], o);
+      if (!(other <= most[h])) most[h] = other;
+    }
+#pragma unroll
+  for (int h = 0; h < H; h++) {
+    const float scale = __expf(st.max[h] - origin(most[h]));
+    st.sum[h] *= scale;
+#pragma unroll
+    for (int e = 0; e < 8; e++) st.value[h][e] *= scale;
+  }
+  for (uint32_t o = lanes.lanes; o < WARP; o *= 2)
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+      st.sum[h] += __shfl_xor_sync(0xffffffffu, st.sum[h], o);
+#pragma unroll
+      for (int e = 0; e < 8; e++) st.value[h][e] += __shfl_xor_sync(0xffffffffu, st.value[h][e], o);
+    }
+#pragma unroll
+  for (int h = 0; h < H; h++) {
+    if (lanes.row == 0 && lanes.inside) {
+      float4 *to = (float4 *)(s.sums + (warp * H + h) * p.head_dim + lanes.d);
+      to[0] = make_float4(st.value[h][0], st.value[h][1], st.value[h][2], st.value[h][3]);
+      to[1] = make_float4(st.value[h][4], st.value[h][5], st.value[h][6], st.value[h][7]);
+    }
+    if (threadIdx.x % WARP == 0)
+      *(float2 *)(s.max + (warp * H + h) * 2) = make_float2(most[h], st.sum[h]);
+  }
+  sync_block();
+  const uint32_t heads = min(p.group - h0, (uint32_t)H);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < heads * p.head_dim; i += BLOCK) {
+    const uint32_t h = i / p.head_dim, d = i - h * p.head_dim;
+    const float2 *of = (const float2 *)s.max + h;
+    float largest = of[0].x, total = 0, weights = 0;
+#pragma unroll
+    for (uint32_t w = 1; w < WARPS; w++) {
+      const float other = of[w * H].x;
+      if (!(other <= largest)) largest = other;
+    }
+#pragma unroll
+    for (uint32_t w = 0; w < WARPS; w++) {
+      const float2 state = of[w * H];
+      const float scale = __expf(state.x - origin(largest));
+      total = fmaf(s.sums[w * H * p.head_dim + i], scale, total);
+      weights = fmaf(state.y, scale, weights);
+    }
+    finish(h0 + h, d, total, largest, weights);
+  }
+}
+
+template <int H>
+__device__ __forceinline__ void lane_queries(const Params &p, uint32_t h0, const HeadLanes &lanes,
+                                             const AttentionShared &s, float (&q)[H][8]) {
+#pragma unroll
+  for (uint32_t h = 0; h < H; h++) {
+    const float4 zero = make_float4(0, 0, 0, 0),
+                 *from = (const float4 *)(s.heads + (h0 + h) * p.head_dim + lanes.d);
+    const bool there = h0 + h < p.group && lanes.inside;
+    const float4 a = there ? from[0] : zero, b = there ? from[1] : zero;
+    q[h][0] = a.x, q[h][1] = a.y, q[h][2] = a.z, q[h][3] = a.w;
+    q[h][4] = b.x, q[h][5] = b.y, q[h][6] = b.z, q[h][7] = b.w;
+  }
+}
+//< attention_state
+
+/*: All earlier positions of the cache are known before the wave begins: `attend_begin` copies the chunk's first block into shared memory while the
+barrier is still waited for. Later blocks are copied while the one before is worked on. The newest position's rows come from this token's QKV wave. :*/
+//> attention_one_pass
 // Positions [b0, b0 + n) into a buffer, but for the newest.
 __device__ __forceinline__ void stage_rows(const Params &p, uint32_t layer, uint32_t kv,
                                            uint32_t newest, uint32_t b0, uint32_t n, uint4 *to) {
@@ -165,9 +334,8 @@ __device__ __forceinline__ void stage_rows(const Params &p, uint32_t layer, uint
   const uint4 *v = (const uint4 *)(p.values + cache_row(p, layer, kv, b0));
 #pragma unroll 2
   for (uint32_t i = threadIdx.x; i < rows * vectors; i += BLOCK) {
-    const uint32_t row = i / vectors, at = swizzled(row, i - row * vectors, vectors);
-    copy_async(to + at, k + i);
-    copy_async(to + p.kv_rows * vectors + at, v + i);
+    copy_async(to + i, k + i);
+    copy_async(to + p.kv_rows * vectors + i, v + i);
   }
 }
 
@@ -180,147 +348,59 @@ __device__ __forceinline__ void attend_begin(const Params &p, uint32_t layer, ui
   stage_rows(p, layer, kv, newest, p0, min(p1 - p0, p.kv_rows), s.rows);
 }
 
-template <DType T> __device__ __forceinline__ uint4 narrow8(const float *x) {
-  uint32_t u[4];
-#pragma unroll
-  for (int k = 0; k < 4; k++) u[k] = narrow<T>(x[2 * k]) | (uint32_t)narrow<T>(x[2 * k + 1]) << 16;
-  return make_uint4(u[0], u[1], u[2], u[3]);
-}
-
-// Scores of n staged keys for four heads, a thread a position, into exps.
-template <DType T>
-__device__ __forceinline__ void block_scores(const Params &p, uint32_t h0, uint32_t n,
-                                             const uint4 *rows, const AttentionShared &s) {
-  const uint32_t vectors = p.head_dim / 8;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < n; i += BLOCK) {
-    float score[HEADS_AT_ONCE] = {0, 0, 0, 0};
-#pragma unroll 2
-    for (uint32_t v = 0; v < vectors; v++) {
-      float k[8];
-      widen8<T>(rows[swizzled(i, v, vectors)], k);
-#pragma unroll
-      for (uint32_t h = 0; h < HEADS_AT_ONCE; h++) {
-        const float4 *q = (const float4 *)(s.heads + min(h0 + h, p.group - 1) * p.head_dim + v * 8);
-        const float4 a = q[0], b = q[1];
-        score[h] = fmaf(k[0], a.x, fmaf(k[1], a.y, fmaf(k[2], a.z, fmaf(k[3], a.w, score[h]))));
-        score[h] = fmaf(k[4], b.x, fmaf(k[5], b.y, fmaf(k[6], b.z, fmaf(k[7], b.w, score[h]))));
-      }
-    }
-    *(float4 *)(s.exps + i * HEADS_AT_ONCE) = make_float4(score[0], score[1], score[2], score[3]);
-  }
-}
-
-// A warp a head: the block's largest score joins the head's, scores become weights, and what was summed before is to be rescaled.
-__device__ __forceinline__ void block_weights(const Params &p, uint32_t h0, uint32_t n,
-                                              const AttentionShared &s) {
-  const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  if (warp >= HEADS_AT_ONCE || h0 + warp >= p.group) return;
-  float *known = s.max + 3 * (h0 + warp), most = known[0], sum = 0;
-#pragma unroll 2
-  for (uint32_t i = lane; i < n; i += WARP) {
-    const float score = s.exps[i * HEADS_AT_ONCE + warp];
-    if (!(score <= most)) most = score; // NaN takes over
-  }
-  most = warp_max(most);
-#pragma unroll 2
-  for (uint32_t i = lane; i < n; i += WARP) {
-    const float weight = __expf(s.exps[i * HEADS_AT_ONCE + warp] - most);
-    s.exps[i * HEADS_AT_ONCE + warp] = weight;
-    sum += weight;
-  }
-  sum = warp_sum(sum);
-  if (lane) return;
-  const float scale = known[0] == -INFINITY ? 0 : __expf(known[0] - most);
-  known[0] = most;
-  known[1] = known[1] * scale + sum;
-  known[2] = scale;
-}
-
-// Weighted values of n staged rows for four heads: a lane two elements, a warp every WARPS-th position; then the warps in order.
-template <DType T>
-__device__ __forceinline__ void block_values(const Params &p, uint32_t h0, uint32_t n,
-                                             const uint4 *rows, const AttentionShared &s) {
-  const uint32_t warp = threadIdx.x / WARP, vectors = p.head_dim / 8;
-#pragma unroll 1
-  for (uint32_t d = threadIdx.x % WARP * 2; d < p.head_dim; d += 2 * WARP) {
-    float2 sum[HEADS_AT_ONCE];
-#pragma unroll
-    for (uint32_t h = 0; h < HEADS_AT_ONCE; h++) sum[h] = make_float2(0, 0);
-#pragma unroll 4
-    for (uint32_t i = warp; i < n; i += WARPS) {
-      const uint32_t pair = ((const uint32_t *)(rows + swizzled(i, d / 8, vectors)))[d % 8 / 2];
-      const float a = widen<T>((uint16_t)(pair & 0xffff)), b = widen<T>((uint16_t)(pair >> 16));
-      const float4 e = *(const float4 *)(s.exps + i * HEADS_AT_ONCE);
-      const float w[HEADS_AT_ONCE] = {e.x, e.y, e.z, e.w};
-#pragma unroll
-      for (uint32_t h = 0; h < HEADS_AT_ONCE; h++) {
-        sum[h].x = fmaf(a, w[h], sum[h].x);
-        sum[h].y = fmaf(b, w[h], sum[h].y);
-      }
-    }
-#pragma unroll
-    for (uint32_t h = 0; h < HEADS_AT_ONCE; h++)
-      *(float2 *)(s.sums + (warp * HEADS_AT_ONCE + h) * p.head_dim + d) = sum[h];
-  }
-  __syncthreads();
-  const uint32_t heads = min(p.group - h0, (uint32_t)HEADS_AT_ONCE);
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < heads * p.head_dim; i += BLOCK) {
-    float total = 0;
-#pragma unroll
-    for (uint32_t w = 0; w < WARPS; w++) total += s.sums[w * HEADS_AT_ONCE * p.head_dim + i];
-    float *out = s.out + h0 * p.head_dim + i;
-    *out = *out * s.max[3 * (h0 + i / p.head_dim) + 2] + total;
-  }
-  __syncthreads();
-}
-
-template <DType T>
-__device__ __forceinline__ void attend(const Params &p, uint32_t layer, uint32_t kv, uint32_t part,
-                                       uint32_t newest, uint32_t p0, uint32_t p1,
-                                       const AttentionShared &s) {
-  const uint32_t vectors = p.head_dim / 8, buffer = 2 * p.kv_rows * vectors;
-  for (uint32_t i = threadIdx.x; i < p.group * p.head_dim; i += BLOCK) s.out[i] = 0;
-  if (threadIdx.x < p.group) {
-    s.max[3 * threadIdx.x] = -INFINITY;
-    s.max[3 * threadIdx.x + 1] = 0;
-  }
-  copy_async_wait();
-  __syncthreads(); // the first block and the rotation, to all threads
-  make_heads<T>(p, layer, kv, newest, newest < p1, s.heads, s.rotation);
+// The heads from h0 on. The first block is staged, or on its way.
+template <DType T, int H>
+__device__ __forceinline__ void
+attend_heads(const Params &p, uint32_t layer, uint32_t kv, uint32_t part, uint32_t chunks,
+             uint32_t h0, uint32_t newest, uint32_t p0, uint32_t p1, const AttentionShared &s) {
+  const uint32_t buffer = 2 * p.kv_rows * (p.head_dim / 8);
+  const HeadLanes lanes = head_lanes(p.head_dim);
+  HeadStates<H> st;
+  clear(st);
+  float q[H][8];
+  lane_queries<H>(p, h0, lanes, s, q);
   uint4 *rows = s.rows, *next = s.rows + buffer;
 #pragma unroll 1
   for (uint32_t b0 = p0; b0 < p1; b0 += p.kv_rows) {
     const uint32_t n = min(p1 - b0, p.kv_rows), after = b0 + n;
     if (after < p1) stage_rows(p, layer, kv, newest, after, min(p1 - after, p.kv_rows), next);
-    if (newest - b0 < n) { // its key and value, rounded as the cache holds them
-      const uint32_t v = threadIdx.x % vectors, which = threadIdx.x / vectors;
-      if (which < 2)
-        rows[which * p.kv_rows * vectors + swizzled(newest - b0, v, vectors)] =
-            narrow8<T>(s.heads + (p.group + which) * p.head_dim + v * 8);
-      __syncthreads();
-    }
-#pragma unroll 1
-    for (uint32_t h0 = 0; h0 < p.group; h0 += HEADS_AT_ONCE) {
-      block_scores<T>(p, h0, n, rows, s);
-      __syncthreads();
-      block_weights(p, h0, n, s);
-      __syncthreads();
-      block_values<T>(p, h0, n, rows + p.kv_rows * vectors, s);
-    }
+    attend_rows<T, H>(p, q, lanes, n, newest - b0, rows, rows + buffer / 2, s.fresh, st);
     copy_async_wait();
-    if (after < p1) __syncthreads(); // the next block, to all threads
+    if (after < p1)
+      sync_block(); // the next block, to all threads; and this one's buffer may be filled again
     uint4 *done = rows;
     rows = next;
     next = done;
   }
   const uint64_t head0 = (uint64_t)part * p.heads + kv * p.group;
-  for (uint32_t i = threadIdx.x; i < p.group * p.head_dim; i += BLOCK)
-    store_l2(p.attention + head0 * p.head_dim + i, s.out[i]);
-  if (threadIdx.x < p.group) {
-    store_l2(p.score_max + head0 + threadIdx.x, s.max[3 * threadIdx.x]);
-    store_l2(p.denominator + head0 + threadIdx.x, s.max[3 * threadIdx.x + 1]);
+  merge_states<H>(
+      p, h0, lanes, st, s, [&](uint32_t h, uint32_t d, float total, float most, float weights) {
+        // A chunk that is the only one leaves nothing for Wo to do.
+        store_l2(p.attention + (head0 + h) * p.head_dim + d, chunks == 1 ? total / weights : total);
+        if (d || chunks == 1) return;
+        store_l2(p.score_max + head0 + h, most);
+        store_l2(p.denominator + head0 + h, weights);
+      });
+}
+
+template <DType T>
+__device__ __forceinline__ void attend(const Params &p, uint32_t layer, uint32_t kv, uint32_t part,
+                                       uint32_t chunks, uint32_t newest, uint32_t p0, uint32_t p1,
+                                       const AttentionShared &s) {
+  copy_async_wait();
+  sync_block(); // the first block and the rotation, to all threads
+  make_heads<T>(p, layer, kv, newest, newest < p1, s, [](const float *x) { return load_l2(x); });
+#pragma unroll 1
+  for (uint32_t h0 = 0; h0 < p.group; h0 += HEADS_AT_ONCE) {
+    if (h0) {
+      sync_block();
+      if (p1 - p0 > p.kv_rows) { // the first block is no longer there
+        stage_rows(p, layer, kv, newest, p0, p.kv_rows, s.rows);
+        copy_async_wait();
+        sync_block();
+      }
+    }
+    attend_heads<T, HEADS_AT_ONCE>(p, layer, kv, part, chunks, h0, newest, p0, p1, s);
   }
 }
 //< attention_one_pass
@@ -485,19 +565,8 @@ __device__ __forceinline__ void chunk_values(const Params &p, uint32_t layer, ui
 /*: ## Merging
 
 What Wo multiplies is the sum of the partials over the summed weights, in the order of the chunks. Partials of two passes share a scale; those of
-one pass are brought to the largest first. Every Wo tile merges for itself, from L2. :*/
+one pass are brought to the largest first. Every Wo tile merges for itself, from L2. With a single chunk in use its tile has divided already. :*/
 //> attention_merge
-// One chunk: nothing to bring to one scale. raw: [columns], the partial as this thread asked for it.
-__device__ __forceinline__ void scale_attention(const Params &p, uint32_t columns, float *raw) {
-#pragma unroll 2
-  for (uint32_t e = threadIdx.x * 4; e < columns; e += BLOCK * 4) {
-    if (e >= p.heads * p.head_dim) break;
-    const float f = 1.0f / load_l2(p.denominator + e / p.head_dim);
-    float4 *v = (float4 *)(raw + e);
-    *v = make_float4(v->x * f, v->y * f, v->z * f, v->w * f);
-  }
-}
-
 // Several chunks. factors: [3, chunks in use, heads] floats of shared memory.
 __device__ __forceinline__ void stage_attention(const Params &p, uint32_t chunks, uint32_t columns,
                                                 float *staged, float *factors) {

@@ -61,10 +61,6 @@ __device__ __forceinline__ void copy_async(uint4 *shared, const uint4 *global) {
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
-// Ends a group of copies.
-__device__ __forceinline__ void copy_async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
 __device__ __forceinline__ unsigned long long global_nanoseconds() {
   unsigned long long t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -256,7 +252,6 @@ cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads
 
 inline void copy_async(uint4 *shared, const uint4 *global) { *shared = *global; }
 inline void copy_async_wait() {}
-inline void copy_async_commit() {}
 
 template <class... P>
 cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads,
@@ -391,6 +386,9 @@ template <DType T> __device__ __forceinline__ uint16_t narrow(float f) {
   return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 //< device_widen
+
+// The threads that compute: all of a block's, or all but the warp that only fetches.
+__device__ __forceinline__ void sync_block() { bar_sync(1, BLOCK); }
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

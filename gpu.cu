@@ -199,7 +199,7 @@ static uint32_t room_floats(const Gpu *g, const Tile *t) {
   case OP_LM_HEAD: columns = p->lm_head.columns; break;
   case OP_ATTEND:
   case OP_SCORES:
-  case OP_VALUES: return attention_floats(p->one_pass, p->group, p->head_dim, p->kv_rows);
+  case OP_VALUES: return attention_floats(p->one_pass, p->group, p->head_dim);
   default: return 0;
   }
   uint32_t segments = (columns + SEGMENT_COLUMNS - 1) / SEGMENT_COLUMNS,
@@ -675,8 +675,7 @@ template <class Launch> static double median_ms(Launch launch) {
 static double stream_gbs(const void *data, uint64_t bytes, unsigned blocks, uint32_t *out) {
   unsigned long long rows = bytes / STREAM_ROW;
   double ms = median_ms([&] {
-    return launch_cooperative(stream_kernel, blocks, STREAM_THREADS, 0, 0, (const uint4 *)data,
-                              rows, out);
+    return launch_plain(stream_kernel, blocks, STREAM_THREADS, (const uint4 *)data, rows, out);
   });
   return ms > 0 ? (double)rows * STREAM_ROW / ms / 1e6 : 0;
 }

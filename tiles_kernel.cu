@@ -16,9 +16,7 @@ Two large parts. The *room* belongs to the tile in work: the staged vector and w
 *ahead* are rows of K and V for the next tile, filled as soon as this one is done, before the barrier. :*/
 //> kernel_shared
 struct Shared {
-  const Params
-      *params; // a copy: functions that are not inlined would read the original from far away
-  Tile *tiles; // [tile_room] this worker's, in order
+  Tile *tiles;          // [tile_room] this worker's, in order
   Candidate *candidate; // [WARPS]
   float *reduce;        // [WARPS]
   float *gains;         // [gain_floats] weights of a norm
@@ -26,13 +24,11 @@ struct Shared {
   uint4 *ahead;         // [ahead_bytes / 16]
 };
 
-enum { SHARED_PARAMS = (sizeof(Params) + 127) / 128 * 128 };
-enum { SHARED_FIXED = SHARED_PARAMS + WARPS * (sizeof(Candidate) + sizeof(float)) };
+enum { SHARED_FIXED = WARPS * (sizeof(Candidate) + sizeof(float)) };
 
 static __device__ __forceinline__ Shared block_shared(const Params &p, unsigned char *bytes) {
   Shared s;
-  s.params = (const Params *)bytes;
-  s.candidate = (Candidate *)(bytes + SHARED_PARAMS);
+  s.candidate = (Candidate *)bytes;
   s.reduce = (float *)(s.candidate + WARPS);
   s.gains = s.reduce + WARPS;
   s.room = s.gains + p.gain_floats;
@@ -92,7 +88,6 @@ static __device__ __forceinline__ void stage(const Params &p, const Tile &t, uin
   if (merged) stage_attention(p, chunks, columns, s.room, own + (t.row1 - t.row0));
   if (merged) return;
   copy_async_wait(); // the vector and its gains
-  if (t.op == OP_WO) scale_attention(p, columns, raw);
   if (x == p.residual) stage_normed(raw, s.gains, p.hidden, columns, p.rms_eps, s.room, s.reduce);
   else stage_plain(raw, columns, s.room);
 }
@@ -100,10 +95,8 @@ static __device__ __forceinline__ void stage(const Params &p, const Tile &t, uin
 //< kernel_stage
 
 //> kernel_emit
-template <DType T>
-static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint32_t position,
-                                            uint32_t unit, float a, float b, float *own,
-                                            Candidate &best) {
+static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint32_t unit, float a,
+                                            float b, float *own, Candidate &best) {
   if (t.op == OP_GATE_UP || t.op == OP_FFN) { // a unit is one row of gate and the same row of up
     uint32_t row = t.row0 + unit;
     const float *gate_bias = layer_vector(p, t.layer, p.gate_bias);
@@ -120,14 +113,9 @@ static __device__ __forceinline__ void emit(const Params &p, const Tile &t, uint
     if (t.op == OP_LM_HEAD) {
       store_l2(p.logits + row, a);
       best = better(best, candidate(a, (int32_t)row));
-    } else if (t.op == OP_QKV) { // Q and K wait for RoPE; V goes into the cache as it is, too
+    } else if (t.op == OP_QKV) { // attention turns Q and K, and writes K and V into the cache
       const float *bias = layer_vector(p, t.layer, p.qkv_bias);
-      if (bias) a += bias[row];
-      uint32_t v0 = (p.heads + p.kv_heads) * p.head_dim;
-      store_l2(p.qkv_out + row, a);
-      if (row >= v0)
-        p.values[cache_row(p, t.layer, (row - v0) / p.head_dim, position) +
-                 (row - v0) % p.head_dim] = narrow<T>(a);
+      store_l2(p.qkv_out + row, bias ? a + bias[row] : a);
     } else { // Wo and down add to the residual
       const float *bias = layer_vector(p, t.layer, t.op == OP_WO ? p.o_bias : p.down_bias);
       store_l2(p.residual + row, own[row - t.row0] + a + (bias ? bias[row] : 0));
@@ -192,13 +180,11 @@ static __device__ __forceinline__ void begin_gains(const Params &p, const Tile &
   if (t.op == OP_QKV || t.op == OP_GATE_UP || t.op == OP_FFN)
     ask_vector(layer_vector(p, t.layer, t.op == OP_QKV ? p.attn_norm : p.ffn_norm), p.qkv.columns,
                s.gains);
-  copy_async_commit();
 }
 
 template <DType T>
-static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t, uint32_t position,
-                                                 uint32_t chunks, const Rows &r, Loaded &w,
-                                                 const Shared &s) {
+static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t, uint32_t chunks,
+                                                 const Rows &r, Loaded &w, const Shared &s) {
   // Behind the staged vector: the vector as it came, and in its place later the partial sums where rows have several segments; then a value
   // a row that is the tile's own: its residual, or the FFN's activation.
   const uint32_t columns = r.matrix.columns, sums = 2 * r.units * r.matrix.segments;
@@ -207,7 +193,7 @@ static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t,
   Candidate best = no_candidate();
   stage(p, t, chunks, r, s, partial, own);
   gemv<T>(r, s.room, partial, w,
-          [&](uint32_t unit, float a, float b) { emit<T>(p, t, position, unit, a, b, own, best); });
+          [&](uint32_t unit, float a, float b) { emit(p, t, unit, a, b, own, best); });
   if (t.op == OP_LM_HEAD) {
     best = block_best(best, s.candidate);
     if (threadIdx.x == 0) p.candidate[t.part] = best;
@@ -229,12 +215,10 @@ static __device__ __forceinline__ void begin_attention(const Params &p, const Ti
   attend_begin(p, t.layer, t.row0, position, p0, p1, attention_shared(p, s.room, s.ahead));
 }
 
-// Not inlined: its registers are none of the GEMV's, which needs all that there are.
 template <DType T>
-static __device__ __noinline__ void small_tile(const Params &params, const Tile t, int32_t token,
-                                               uint32_t position, uint32_t chunks, bool fused,
-                                               const Shared s) {
-  const Params p = params; // what is used of it into registers, once
+static __device__ __forceinline__ void small_tile(const Params &p, const Tile &t, int32_t token,
+                                                  uint32_t position, uint32_t chunks, bool fused,
+                                                  const Shared &s) {
   switch (t.op) {
   case OP_EMBED: {
     const uint16_t *row =
@@ -254,10 +238,11 @@ static __device__ __noinline__ void small_tile(const Params &params, const Tile 
       if (kv > t.row0) __syncthreads(); // the last head's room
       if (fused || t.op == OP_ATTEND) {
         if (kv > t.row0) attend_begin(p, t.layer, kv, position, p0, p1, a);
-        attend<T>(p, t.layer, kv, t.part, position, p0, p1, a);
+        attend<T>(p, t.layer, kv, t.part, chunks, position, p0, p1, a);
       } else if (t.op == OP_SCORES) {
-        make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a.heads,
-                      p.rotation + (uint64_t)position * (p.head_dim / 2));
+        a.rotation = (float2 *)p.rotation + (uint64_t)position * (p.head_dim / 2);
+        make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a,
+                      [](const float *x) { return load_l2(x); });
         chunk_scores<T>(p, t.layer, kv, t.part, p0, p1, a);
       } else chunk_values<T>(p, t.layer, kv, t.part, chunks, p0, p1, a);
     }
@@ -303,8 +288,6 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
   const uint32_t first = p.first[blockIdx.x], tiles = p.first[blockIdx.x + 1] - first;
   for (uint32_t i = threadIdx.x; i < tiles && i < p.tile_room; i += BLOCK)
     s.tiles[i] = p.tile[first + i];
-  for (uint32_t i = threadIdx.x; i < sizeof(Params) / 4; i += BLOCK)
-    ((uint32_t *)bytes)[i] = ((const uint32_t *)&p)[i];
   __syncthreads();
   if (blockIdx.x == p.lost) return;
 
@@ -340,8 +323,8 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
         if (p.trace && step == p.trace_step && !begun && threadIdx.x == 0)
           p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2] = global_nanoseconds();
         if (!mine) break;
-        if (r.units) gemv_tile<T>(p, t, position, chunks, r, w, s);
-        else small_tile<T>(*s.params, t, token, position, chunks, fused, s);
+        if (r.units) gemv_tile<T>(p, t, chunks, r, w, s);
+        else small_tile<T>(p, t, token, position, chunks, fused, s);
       }
       if (p.trace && step == p.trace_step && threadIdx.x == 0)
         p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2 + 1] = global_nanoseconds();
