@@ -210,8 +210,7 @@ Both ways take two waves. On a GPU, which copies the weights anyway, the planner
 weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short
 pieces a row apart, so it splits. A target may ask for either. :*/
 //> choose_ffn
-static bool choose_fused_ffn(const Target *t, bool data) {
-  if (data) return false;
+static bool choose_fused_ffn(const Target *t) {
   if (t->ffn != FFN_AUTO) return t->ffn == FFN_FUSED;
   return strcmp(t->kind, "cpu") != 0;
 }
@@ -302,7 +301,7 @@ static int check_columns(const Plan *p, const char *what, uint64_t columns, Erro
                    TAPE_WARPS * TAPE_SEGMENT);
   if (tape_cut((uint32_t)columns, p->slot_bytes).rows) return 0;
   return no_tape(e, "%s has rows of %llu bytes; a slot holds %u", what,
-                 (unsigned long long)(2 * columns), p->slot_bytes);
+                 2 * (unsigned long long)columns, p->slot_bytes);
 }
 
 // With chunks and ring chosen.
@@ -459,7 +458,7 @@ static int make_plan(const Shape *s, const Target *t, SyncKind sync, Plan *out, 
   for (uint32_t op = 0; op <= OP_LM_HEAD; op++) // merge, after it, is not cut by rows
     b.phase[op] = (uint32_t)((uint64_t)op * out->workers / (OP_LM_HEAD + 1));
   if (data) build_tape_waves(&b);
-  else build_waves(&b, choose_fused_ffn(t, data));
+  else build_waves(&b, choose_fused_ffn(t));
 
   for (uint32_t i = 0; i < b.count; i++) next[b.tile[i].worker + 1]++;
   for (uint32_t w = 0; w < out->workers; w++) next[w + 1] += next[w];
@@ -810,7 +809,6 @@ static void explain_sync(const Plan *p, FILE *f) {
   if (p->sync == SYNC_DATA)
     fprintf(f, ", a ring of %u x %u KB", p->ring_slots, p->slot_bytes >> 10);
   if (p->target.sync != SYNC_AUTO) fprintf(f, ", as asked for");
-  else if (!auto_may_be_data(&p->target)) fprintf(f, ", chosen until workers play the other kind");
   Plan other;
   Error e;
   const char *prefix = "plan: sync data: ";
@@ -819,6 +817,8 @@ static void explain_sync(const Plan *p, FILE *f) {
     fprintf(f, ".\n  %s is not possible: %s\n", word, known ? e.text + strlen(prefix) : e.text);
     return;
   }
+  if (p->target.sync == SYNC_AUTO && !auto_may_be_data(&p->target))
+    fprintf(f, ", until somebody can play the other kind");
   if (p->target.read_gbs > 0)
     fprintf(f, "; predicted at context 1 %.2f ms, with %s %.2f ms", predicted_ms(p), word,
             predicted_ms(&other));

@@ -561,8 +561,15 @@ such a plan looks like:
 - A layer's waves are qkv, attend, merge (with several chunks), wo, gate_up, down; the token's last is lm_head. Every `barrier` is DATA.
 - Every worker has exactly one tile in each wave of qkv, wo, gate_up, down and lm_head. So whoever has read a whole residual knows that
   every worker has finished every earlier wave: that is what makes it safe to write a hand-off buffer again.
-- Rows `[row0, row1)` of a merge tile are elements of `[heads, head_dim]`. With one chunk in use the attend tile writes the attention output and merge
+- Rows `[row0, row1)` of a merge tile are elements of `[heads, head_dim]`, `row0` and `row1` multiples of 4. With one chunk in use the attend tile writes the attention output and merge
   tiles have nothing to do.
+- wo and down do not read the residual rows that they add to. A worker keeps them from reading the whole residual: in qkv (of layer 0: the
+  embedding's row) and in gate_up.
+- A worker resets what it wrote: q, k and v rows, attention partials and output, and the residual after wo at the beginning of the same layer's down
+  tile, once it has all of the activation; the activation and the residual after down, of which there are two copies by turns of the layer (running on from
+  token to token), at the beginning of the next layer's down tile; candidates, two copies by turns of the token, at the beginning of the next
+  lm_head tile. The rows that a worker wrote are those of its tile *of that layer*: its rows move on from layer to layer.
+- An lm_head tile reads the whole residual of the last layer also where no logits are wanted, and then does nothing else.
 - The tape of a worker is its tiles in their order, each cut into **pieces** by `tape_cut`: rows from row0 on, gate and up by turns (a piece of
   gate rows, the same rows of up), and of an attend tile keys and values by turns. Piece i goes through slot i % ring_slots. :*/
 //> plan
@@ -632,7 +639,7 @@ enum {
   TAPE_HEAD = 256 // a head's size, at most
 };
 typedef struct TapeCut {
-  uint32_t segments; // of a row: 1, 2, 4 or 8, each of at most TAPE_SEGMENT columns
+  uint32_t segments; // of a row: 1, 2 or 8, each of at most TAPE_SEGMENT columns
   uint32_t rows;     // of a piece, a multiple of TAPE_WARPS / segments; 0: such rows do not fit
 } TapeCut;
 TapeCut tape_cut(uint32_t columns,

@@ -328,7 +328,7 @@ static int check_first(const Plan *p, Error *e) {
 
 /*: ## Barriers
 
-Only two kinds exist, and in one pass only one of them. A wave without a tile would be a wait for
+Only two kinds exist, and in one pass only one of them; a plan whose hand-offs are data has a third kind throughout. A wave without a tile would be a wait for
 nothing, so we take it for a mistake. The last barrier is never skipped: it is all that lies between
 this token's candidates and the next token's embed. :*/
 //> check_barriers
@@ -904,7 +904,8 @@ At last the ring again, now that the tiles are counted. A worker's tape is its t
 static const Op tape_order[] = {OP_QKV, OP_ATTEND, OP_MERGE, OP_WO, OP_GATE_UP, OP_DOWN};
 
 static int check_sequence(const Plan *p, Op *op_of_wave, Error *e) {
-  uint32_t w = 0, layers = (uint32_t)p->shape.layers, waves = layers * (p->chunks > 1 ? 6 : 5) + 1;
+  uint32_t w = 0, layers = (uint32_t)p->shape.layers, per_layer = p->chunks > 1 ? 6 : 5;
+  uint32_t waves = layers * per_layer + 1;
   if (p->wave_count != waves)
     return fail(e, EXIT_PLAN, "plan: rule \"sequence\": %u waves; %u layers of %u chunks have %u",
                 p->wave_count, layers, p->chunks, waves);
@@ -914,7 +915,7 @@ static int check_sequence(const Plan *p, Op *op_of_wave, Error *e) {
   op_of_wave[w] = OP_LM_HEAD;
   for (uint32_t i = 0; i < p->tile_count; i++) {
     const Tile *t = &p->tile[i];
-    uint32_t layer = t->wave + 1 == waves ? 0 : t->wave / ((waves - 1) / layers);
+    uint32_t layer = t->wave + 1 == waves ? 0 : t->wave / per_layer;
     if (t->op == op_of_wave[t->wave] && t->layer == layer) continue;
     char why[80];
     snprintf(why, sizeof why, "the wave is %s's of layer %u", op_name((int)op_of_wave[t->wave]),

@@ -578,7 +578,7 @@ static void check_tape(const Plan *p) {
   uint32_t *at = calloc(p->workers, sizeof *at);
   if (!come || !at) give_up("calloc");
   uint64_t size = dtype_size(s->dtype), hidden = (uint64_t)s->hidden,
-           q = (uint64_t)(s->heads * s->head_dim);
+           q = (uint64_t)s->heads * (uint64_t)s->head_dim;
   uint64_t apart =
       (4 * hidden + q + (uint64_t)s->inter) * size; // qkv, two of gate_up, lm_head; wo; down
   for (uint32_t wave = 0; wave < p->wave_count; wave++) {

@@ -938,7 +938,7 @@ static void header_of_a_tape(void **state) {
   REFUSED("ring", p.slot_bytes = 48);             // one warp a row, and three rows of the eight
   REFUSED("ring", p.shape.inter = 16384 + 1);     // segments longer than registers hold
   REFUSED("ring", p.target.shared_bytes = 32768); // the ring's slots are all of it
-  REFUSED("ring", p.ring_slots = 1 << 31; p.target.shared_bytes = 1 << 18);
+  REFUSED("ring", p.ring_slots = 1u << 31; p.target.shared_bytes = 1 << 18);
   REFUSED("sizes", p.target.handoff_us = -1);
   for (uint32_t w = 0; w < 13; w++) REFUSED("barriers", p.barrier[w] = BARRIER_ALWAYS);
   REFUSED("one sync", nth(&p, OP_QKV, 0, 1)->op = OP_EMBED);
