@@ -56,7 +56,7 @@ static int number(const char *what, const char *text, long least, long most, lon
 }
 
 static int parse_options(const Command *command, int argc, char **argv, Options *o, Error *e) {
-  *o = (Options){.n = 256, .runs = 5, .seed = 1};
+  *o = (Options){.n = 256, .seed = 1};
   opterr = 0;
   optind = 1;
   int c, at = 1;
@@ -418,10 +418,52 @@ static int command_run(const Options *o, Error *e) {
 
 For comparing with others: the logits of the last position, or of all, as 32-bit floats in this machine's byte
 order, one row of the vocabulary's size after the other. :*/
+//> repeat
+// One hash over the logits of every position, and over what a launch of as many tokens decodes from the first id.
+static int hash_run(Session *s, const int32_t *ids, uint32_t n, uint64_t *hash, Error *e) {
+  size_t bytes = (size_t)s->model.shape.vocab * sizeof(float);
+  int32_t out[GPU_LAUNCH];
+  uint32_t made, launch = n < GPU_LAUNCH ? n : GPU_LAUNCH;
+  bool stopped;
+  *hash = n;
+  for (uint32_t i = 0; i < n; i++) {
+    if (decoder_decode(&s->decoder, &ids[i], 1, i, 1, true, out, &made, &stopped, e) != 0)
+      return -1;
+    const float *row = decoder_logits(&s->decoder, e);
+    if (!row) return -1;
+    *hash = hash64(row, bytes, *hash);
+  }
+  if (decoder_launch(&s->decoder) < launch) return 0;
+  if (decoder_decode(&s->decoder, ids, 1, 0, launch, true, out, &made, &stopped, e) != 0) return -1;
+  const float *row = decoder_logits(&s->decoder, e);
+  if (!row) return -1;
+  *hash = hash64(row, bytes, hash64(out, made * sizeof *out, *hash));
+  return 0;
+}
+
+// The same work `runs` times over must give the same bits.
+static int repeat(Session *s, const int32_t *ids, uint32_t n, long runs, Error *e) {
+  uint64_t first = 0, hash;
+  for (long r = 0; r < runs && !interrupted; r++) {
+    progress("run", r, runs);
+    if (hash_run(s, ids, n, &hash, e) != 0) return -1;
+    if (r == 0) first = hash;
+    if (hash != first)
+      return fail(e, EXIT_FAIL, "run %ld: logits %016llx, the first run's %016llx", r + 1,
+                  (unsigned long long)hash, (unsigned long long)first);
+  }
+  progress("run", runs, runs);
+  char line[96];
+  int length = snprintf(line, sizeof line, "%ld runs of %u tokens: one hash, %016llx\n", runs, n,
+                        (unsigned long long)first);
+  return print(line, (size_t)length, e);
+}
+//< repeat
+
 //> logits
 static int command_logits(const Options *o, Error *e) {
   if (!o->ids) return fail(e, EXIT_USAGE, "logits: --ids LIST is missing");
-  if (!o->output && isatty(STDOUT_FILENO))
+  if (!o->output && !o->runs && isatty(STDOUT_FILENO))
     return fail(e, EXIT_USAGE, "logits: these are bytes, not text; give -o FILE");
   Session s;
   int32_t *ids = NULL;
@@ -433,8 +475,9 @@ static int command_logits(const Options *o, Error *e) {
   if (!bad && n > most)
     bad = fail(e, EXIT_INPUT, "--ids: %zu ids, the model knows %zu positions", n, most);
   if (!bad) bad = session_start(&s, o, (uint32_t)n, e);
-  if (!bad && o->output) bad = atomic_open(&file, o->output, e);
-  for (size_t i = 0; i < n && !bad; i++) {
+  if (!bad && o->runs) bad = repeat(&s, ids, (uint32_t)n, o->runs, e);
+  else if (!bad && o->output) bad = atomic_open(&file, o->output, e);
+  for (size_t i = 0; i < n && !bad && !o->runs; i++) {
     bool wanted = o->all || i + 1 == n;
     int32_t next;
     uint32_t made;
@@ -445,7 +488,7 @@ static int command_logits(const Options *o, Error *e) {
     size_t bytes = (size_t)s.model.shape.vocab * sizeof(float);
     bad = !row ? -1 : o->output ? atomic_write(&file, row, bytes, e) : print(row, bytes, e);
   }
-  if (!bad && o->output) bad = atomic_commit(&file, e);
+  if (!bad && file.f) bad = atomic_commit(&file, e);
   atomic_abort(&file);
   arrfree(ids);
   session_close(&s);
@@ -584,8 +627,8 @@ static int command_bench(const Options *o, Error *e) {
   catch_signals();
   for (ptrdiff_t i = 0; !bad && i < arrlen(contexts); i++) {
     BenchResult r;
-    bad = bench_decode(&s.decoder, (uint32_t)contexts[i], tokens, (uint32_t)o->runs, &interrupted,
-                       &r, e);
+    bad = bench_decode(&s.decoder, (uint32_t)contexts[i], tokens, o->runs ? (uint32_t)o->runs : 5,
+                       &interrupted, &r, e);
     if (!bad) bench_print(&r, i == 0, o->tsv, stdout);
     if (!bad) bad = print(NULL, 0, e);
   }
@@ -685,9 +728,11 @@ static const Command commands[] = {
      "  Writes a checkpoint with seeded random weights; SHAPE may end in :f32, :bf16 or :f16.\n"
      "    tiles synth llama-3.2-1b /tmp/1b --seed 7\n",
      command_synth, true},
-    {"logits", "iowadFYt",
+    {"logits", "iowadFYtr",
      "tiles logits MODEL --ids LIST [--all] [-o FILE] [--workers N]\n"
-     "  The last position's logits (all positions' with --all) as 32-bit floats.\n",
+     "  The last position's logits (all positions' with --all) as 32-bit floats.\n"
+     "tiles logits MODEL --ids LIST --runs N\n"
+     "  The same N times over: fails unless all runs give the same bits.\n",
      command_logits, true},
     {"tokenize", "pfDS",
      "tiles tokenize MODEL [-p TEXT | -f FILE] [--decode] [--no-special]\n"

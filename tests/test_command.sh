@@ -400,6 +400,9 @@ result $? "logits of the last position"
 try "$tiles" logits synth --ids 1,2,3 --all -o all
 tail -c $((257 * 4)) all >"last of all"
 holds "logits of all positions end with those of the last" cmp "last of all" last
+try "$tiles" logits synth --ids 1,2,3 --runs 3
+[ "$rc" -eq 0 ] && grep -q '^3 runs of 3 tokens: one hash, ' out && [ "$(wc -l <out)" -eq 1 ]
+result $? "logits over and over: one hash"
 "$tiles" logits synth --ids 1,2,3 >piped 2>/dev/null
 holds "logits through a pipe" cmp piped last
 try "$tiles" logits synth --ids 1,999 -o wrong
