@@ -1,11 +1,11 @@
 #!/bin/bash
 # The floor check: is it right, and how near the floor is it? Run it after every change.
-# usage: ./check.sh [--json] [--model MODEL] [STAGE]
+# usage: ./check.sh [--json] [--model MODEL] [STAGE] [-- PLAN OPTIONS]
 #
-# First the gate: tiny models of every family give the tokens of the CPU's reference plan, and the same logits run after run. Nothing is
-# timed unless it holds. Then the floor: ms/token at contexts 1 and 4,096 and its share, and on a GPU a table stage by stage, of STAGE
-# alone if one is named (qkv, attend, wo, gate_up, ...). The result is kept for this device; the next run says what moved, and
-# by how much beyond its own spread.
+# First the gate: tiny models of every family give the tokens of the CPU's reference plan, MODEL gives its logits, and the same work gives
+# the same bits run after run. Nothing is timed unless it holds. Then the floor: ms/token at contexts 1 and 4,096 and its share, and on a
+# GPU a table stage by stage, of STAGE alone if one is named (qkv, attend, wo, gate_up, ...). The result is kept for this device, model and
+# these plan options (--ffn split, --workers 64, ...); the next run says what moved, and by how much beyond its own spread.
 set -u
 cd "$(dirname "$0")" || exit 1
 
@@ -14,6 +14,7 @@ while [ $# -gt 0 ]; do
   case $1 in
   --json) json=1 ;;
   --model) model=${2-} && shift ;;
+  --) break ;;
   -*)
     sed -n '3s/# //p' "$0" >&2
     exit 2
@@ -22,97 +23,131 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+[ $# -eq 0 ] || shift # what is left are the plan's options
 
-make --no-print-directory tiles >build/check.log 2>&1 || {
-  tail -n 20 build/check.log >&2
+work=build/check log=build/check/log
+mkdir -p "$work"
+make --no-print-directory tiles >"$log" 2>&1 || {
+  tail -n 20 "$log" >&2
   exit 1
 }
-work=build/check
-mkdir -p "$work"
 say() { [ "$json" -eq 1 ] || printf '%s\n' "$*"; }
+json_rows() { # json_rows FILE: a table with a head as an array of objects
+  awk -F '\t' 'NR == 1 { n = split($0, key); printf "["; next }
+    { printf "%s", (NR > 2 ? ",{" : "{")
+      for (i = 1; i <= n; i++)
+        printf "%s\"%s\":%s", (i > 1 ? "," : ""), key[i], ($i == "" ? "null" : $i ~ /^(-?[0-9]+(\.[0-9]+)?|true|false)$/ ? $i : "\"" $i "\"")
+      printf "}" }
+    END { printf "]" }' "$1"
+}
 
 #> check-device
 # A GPU where there is one, and its own name for the kept result.
 device=cpu name=cpu
-if ./tiles probe --device cuda:0 >"$work/target.tsv" 2>"$work/why"; then
+if ./tiles probe --device cuda:0 >"$work/target.tsv" 2>>"$log"; then
   device=cuda:0
   name=$(sed -n 's/^name\t//p' "$work/target.tsv")
 else
   ./tiles probe >"$work/target.tsv" || exit 1
 fi
-say "device: $name, $(sed -n 's/^workers\t//p' "$work/target.tsv") workers, streaming read $(sed -n 's/^read_gbs\t//p' "$work/target.tsv") GB/s"
-#< check-device
-
-#> check-gate
-failed=0
-gate() { # gate NAME: reads two files of ids
-  if [ -s "$work/want" ] && cmp -s "$work/want" "$work/got"; then say "right: $1"; else
-    say "WRONG: $1: $(head -c 60 "$work/got") instead of $(head -c 60 "$work/want")"
-    failed=$((failed + 1))
-  fi
-}
-for shape in tiny-llama tiny-qwen2 tiny-qwen3; do
-  [ -e "$work/$shape/model.safetensors" ] || ./tiles synth "$shape" "$work/$shape" --seed 1 || exit 1
-  ids() { ./tiles run "$work/$shape" --ids 1,2,3,4,5 -n 48 "$@" 2>>build/check.log; }
-  ids --device cpu --workers 1 >"$work/want"
-  for workers in 2 3 ''; do
-    ids --device "$device" ${workers:+--workers "$workers"} >"$work/got"
-    gate "$shape on $device, ${workers:-all} workers"
-  done
-  for file in want got got; do
-    ./tiles logits "$work/$shape" --ids 1,2,3,4,5,6,7 --all --device "$device" 2>>build/check.log | sha256sum >"$work/$file"
-  done
-  gate "$shape: the same bits again"
-done
-if [ "$failed" -gt 0 ]; then
-  say "the gate is shut: $failed wrong, nothing timed"
-  exit 1
-fi
-#< check-gate
-
-#> check-floor
+target() { sed -n "s/^$1\t//p" "$work/target.tsv"; }
+say "device: $name, $(target workers) workers, streaming read $(target read_gbs) GB/s"
 if [ -z "$model" ]; then
   shape=smollm2-135m
   [ "$device" = cpu ] || shape=llama-3.2-1b
   model=$work/$shape
   [ -e "$model/model.safetensors" ] || ./tiles synth "$shape" "$model" --seed 7 || exit 1
 fi
+model_name=$(basename "$model")
+#< check-device
+
+#> check-gate
+failed=0
+printf 'gate\tright\n' >"$work/gate.tsv"
+gate() { # gate STATUS NAME
+  if [ "$1" -eq 0 ]; then say "right: $2"; else
+    say "WRONG: $2"
+    tail -n 1 "$log" | cut -c 1-120 >&2
+    failed=$((failed + 1))
+  fi
+  printf '%s\t%s\n' "$2" "$([ "$1" -eq 0 ] && echo true || echo false)" >>"$work/gate.tsv"
+}
+reference() { ./tiles "$@" --device cpu --workers 1 2>>"$log"; }
+here() { ./tiles "$@" --device "$device" 2>>"$log"; }
+for shape in tiny-llama tiny-qwen2 tiny-qwen3; do
+  tiny=$work/$shape
+  [ -e "$tiny/model.safetensors" ] || ./tiles synth "$shape" "$tiny" --seed 1 || exit 1
+  reference run "$tiny" --ids 1,2,3,4,5 -n 48 >"$work/want"
+  for workers in $(printf '%s\n' 2 3 "$(target workers)" | sort -nu); do
+    here run "$tiny" --ids 1,2,3,4,5 -n 48 "$@" --workers "$workers" >"$work/got"
+    diff "$work/want" "$work/got" >>"$log" && [ -s "$work/want" ]
+    gate $? "$shape, $workers workers: the reference plan's tokens"
+  done
+  here logits "$tiny" --ids 1,2,3,4,5,6,7 --runs 20 "$@" >>"$log"
+  gate $? "$shape: 20 runs, the same bits"
+done
+# A large vocabulary of random weights has near-ties, so here the logits are compared and not the tokens: ||x - reference|| / ||reference||.
+ids=1,20,300,4000,5,60,700,8000
+reference logits "$model" --ids $ids -o "$work/want"
+here logits "$model" --ids $ids -o "$work/got" "$@"
+error=$(paste <(od -An -v -w4 -t f4 "$work/want") <(od -An -v -w4 -t f4 "$work/got") |
+  awk '{ d += ($1 - $2) ^ 2; r += $1 ^ 2 } END { if (r > 0 && NF == 2) printf "%.1e", sqrt(d / r) }')
+echo "error ${error:-unknown}" >>"$log"
+awk -v e="${error:-1}" 'BEGIN { exit !(e <= 1e-3) }'
+gate $? "$model_name: logits within 0.1% of the reference plan's (${error:-unknown})"
+here logits "$model" --ids $ids --runs 3 "$@" >>"$log"
+gate $? "$model_name: 3 runs, the same bits"
 source=$(cat ./*.c ./*.h ./*.cu ./*.cuh | sha256sum | cut -c 1-16)
-new=$work/$name.new kept=$work/$name.tsv
-./tiles bench "$model" --device "$device" --ctx 1,4096 --runs 5 --tsv >"$new" || exit 1
-if [ "$json" -eq 1 ]; then
-  awk -F '\t' -v device="$name" -v source="$source" 'BEGIN { printf "{\"device\":\"%s\",\"source\":\"%s\",\"right\":true,\"floor\":[", device, source }
-    NR > 1 { printf "%s{\"context\":%s,\"state\":\"%s\",\"read_gbs\":%s,\"floor_ms\":%s,\"ms\":%s,\"share_percent\":%s}", (NR > 2 ? "," : ""), $1, $3, $6, $7, $8, $11 }
-    END { print "]}" }' "$new"
-else
-  awk -F '\t' 'NR > 1 { printf "context %s (%s): %s ms/token, %s to %s; floor %s ms at %s GB/s: %s%%\n", $1, $3, $8, $9, $10, $7, $6, $11 }' "$new"
+begin_json() { printf '{"device":"%s","model":"%s","source":"%s","right":%s,"gate":%s' "$name" "$model_name" "$source" "$1" "$(json_rows "$work/gate.tsv")"; }
+if [ "$failed" -gt 0 ]; then
+  say "the gate is shut: $failed wrong, nothing timed"
+  [ "$json" -eq 0 ] || { begin_json false && echo '}'; }
+  exit 1
 fi
+say "the gate is open: source $source"
+#< check-gate
+
+#> check-floor
+options=$(printf '%s' "$@" | tr -c '[:alnum:]' -)
+new=$work/floor.tsv kept=$work/kept-$name-$model_name$options.tsv
+./tiles bench "$model" --device "$device" --ctx 1,4096 --runs 5 --tsv "$@" >"$new" || exit 1
+[ "$json" -eq 1 ] ||
+  awk -F '\t' 'NR > 1 { printf "context %s (%s): %s ms/token, %s to %s; floor %s ms at %s GB/s: %s%%\n", $1, $3, $8, $9, $10, $7, $6, $11 }' "$new"
 #< check-floor
 
 #> check-stages
-if [ "$device" != cpu ] && [ "$json" -eq 0 ]; then
+# A stage's share is that of its bytes at the streaming rate in its time; the barrier after it is a column of its own.
+stages=$work/stages.tsv
+printf 'context\tpart\twaves\tbytes\tus\tideal_us\tgbs\tbarrier_us\tshare_percent\n' >"$stages"
+if [ "$device" != cpu ]; then
   for context in 1 4096; do
-    say "stages at context $context:"
-    ./tiles trace "$model" --device "$device" --ctx "$context" |
-      awk -F '\t' -v only="$stage" 'NR == 1 || only == "" || $1 == only { printf "%-18s %6s %12s %9s %9s %6s %10s\n", $1, $2, $3, $4, $5, $6, $7 }'
+    ./tiles trace "$model" --device "$device" --ctx "$context" "$@" >"$work/trace" || exit 1
+    awk -F '\t' -v OFS='\t' -v context="$context" -v only="$stage" 'NR > 1 && (only == "" || $1 == only) {
+      print context, $1, $2, $3, $4, $5, $6, $7, ($5 == "" ? "" : sprintf("%.1f", 100 * $5 / $4)) }' "$work/trace" >>"$stages"
   done
+  [ "$(wc -l <"$stages")" -gt 1 ] || say "no stage is called $stage: $(awk -F '\t' 'NR > 1 && $2 { printf "%s ", $1 }' "$work/trace")"
+  [ "$json" -eq 1 ] ||
+    awk -F '\t' '{ printf "%-8s %-16s %6s %12s %9s %9s %6s %10s %14s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 }' "$stages"
 fi
 #< check-stages
 
 #> check-moved
-if [ -e "$kept" ] && [ "$json" -eq 0 ]; then
-  say "since $(sed -n 's/^# //p' "$kept"):"
+moved=$work/moved.tsv
+printf 'context\tstate\tmoved_ms\tmoved_percent\tspread_ms\n' >"$moved"
+if [ -e "$kept" ]; then
   awk -F '\t' 'FNR == 1 { file++ } /^#/ || $1 == "context" { next }
     file == 1 { ms[$1 $3] = $8; low[$1 $3] = $9; high[$1 $3] = $10; next }
-    ($1 $3) in ms {
-      was = ms[$1 $3]; moved = $8 - was; spread = (high[$1 $3] - low[$1 $3] + $10 - $9) / 2
-      word = moved < 0 ? "faster" : "slower"; size = moved < 0 ? -moved : moved
-      if (size <= spread) printf "context %s (%s): within the spread of %.4f ms\n", $1, $3, spread
-      else printf "context %s (%s): %s by %.4f ms, %.1f%%, %.4f ms beyond the spread\n", $1, $3, word, size, 100 * size / was, size - spread
-    }' "$kept" "$new"
+    ($1 $3) in ms { was = ms[$1 $3]
+      printf "%s\t%s\t%.4f\t%.1f\t%.4f\n", $1, $3, $8 - was, 100 * ($8 - was) / was, (high[$1 $3] - low[$1 $3] + $10 - $9) / 2 }' "$kept" "$new" >>"$moved"
+  say "since $(sed -n 's/^# //p' "$kept"):"
+  [ "$json" -eq 1 ] || awk -F '\t' 'NR > 1 { size = $3 < 0 ? -$3 : $3
+    if (size <= $5) printf "context %s (%s): within the spread of %.4f ms\n", $1, $2, $5
+    else printf "context %s (%s): %s by %.4f ms, %.1f%%, %.4f ms beyond the spread\n", $1, $2, ($3 < 0 ? "faster" : "slower"), size, $4, size - $5 }' "$moved"
 fi
 {
   echo "# source $source, $(date +%F)"
   cat "$new"
 } >"$kept"
+[ "$json" -eq 0 ] ||
+  { begin_json true && printf ',"floor":%s,"stages":%s,"moved":%s}\n' "$(json_rows "$new")" "$(json_rows "$stages")" "$(json_rows "$moved")"; }
 #< check-moved
