@@ -120,7 +120,7 @@ step_repeat() {
   } >"$out/h200-repeat.tsv"
 }
 step_busy() {
-  (while :; do timeout 60 ./tiles bench "$models/l1b" "${gpu[@]}" --ctx 512 --runs 20 >>"$out/busy-bench.txt" 2>&1; done) &
+  (while :; do timeout 60 ./tiles bench "$models/l1b" "${gpu[@]}" --ctx 512 --runs 200 >>"$out/busy-bench.txt" 2>&1; done) &
   local loop=$!
   sleep 2
   repeat busy >>"$out/h200-repeat.tsv"
