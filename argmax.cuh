@@ -36,9 +36,9 @@ __device__ __forceinline__ Candidate warp_best(Candidate c) {
 // The best of all threads' candidates, to all threads. scratch: [WARPS]
 __device__ __forceinline__ Candidate block_best(Candidate c, Candidate *scratch) {
   c = warp_best(c);
-  __syncthreads(); // the scratch may still be read from an earlier use
+  sync_block(); // the scratch may still be read from an earlier use
   if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = c;
-  __syncthreads();
+  sync_block();
   c = scratch[0];
   for (int i = 1; i < WARPS; i++) c = better(c, scratch[i]);
   return c;

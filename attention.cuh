@@ -99,8 +99,12 @@ __device__ __forceinline__ AttentionShared attention_shared(const Params &p, flo
 
 A warp a head: norm it where the family says so, turn it, keep it in shared memory. The tile that holds the newest position does the same with
 the key and writes it to the cache, rounded to two bytes; it keeps the key and the value at hand, for the cache's copy is not read again by
-this token. `load` fetches what the QKV wave wrote. :*/
+this token. `load` fetches what the QKV wave wrote, two elements at once. :*/
 //> attention_heads
+__device__ __forceinline__ float2 load_pair(const float *a, const float *b) {
+  return make_float2(load_l2(a), load_l2(b));
+}
+
 template <DType T, class Load>
 __device__ __forceinline__ void make_heads(const Params &p, uint32_t layer, uint32_t kv,
                                            uint32_t position, bool newest, const AttentionShared &s,
@@ -118,15 +122,16 @@ __device__ __forceinline__ void make_heads(const Params &p, uint32_t layer, uint
     uint16_t *row = (value ? p.values : p.keys) + at;
     if (p.qk_norm && !value) {
       float squares = 0;
-      for (uint32_t d = lane; d < p.head_dim; d += WARP) {
-        float v = load(in + d);
-        squares += v * v;
+      for (uint32_t d = lane; d < half; d += WARP) {
+        const float2 v = load(in + d, in + d + half);
+        squares += v.x * v.x + v.y * v.y;
       }
       scale *= 1.0f / sqrtf(warp_sum(squares) / (float)p.head_dim + p.rms_eps);
     }
 #pragma unroll 1
     for (uint32_t d = lane; d < half; d += WARP) {
-      float a = load(in + d), b = load(in + d + half);
+      const float2 ab = load(in + d, in + d + half);
+      float a = ab.x, b = ab.y;
       if (!value) {
         const float2 r = s.rotation[d];
         if (p.qk_norm) {
@@ -229,8 +234,8 @@ __device__ __forceinline__ void attend_step(const float (&q)[H][8], const HeadLa
   }
 }
 
-// All n rows of a block; `newest` counts from its first. Several rows at once hide latencies where there are many, one keeps a short context short.
-template <DType T, int H>
+// All n rows of a block; `newest` counts from its first. TOGETHER rows at once hide latencies where there are many, one keeps a short context short.
+template <DType T, int H, int TOGETHER>
 __device__ __forceinline__ void attend_rows(const Params &p, const float (&q)[H][8],
                                             const HeadLanes &lanes, uint32_t n, uint32_t newest,
                                             const uint4 *keys, const uint4 *values,
@@ -238,8 +243,8 @@ __device__ __forceinline__ void attend_rows(const Params &p, const float (&q)[H]
   const uint32_t vectors = p.head_dim / 8, stride = WARPS * lanes.rows;
   uint32_t i0 = threadIdx.x / WARP * lanes.rows;
 #pragma unroll 1
-  for (; i0 + (ROWS_TOGETHER - 1) * stride < n; i0 += ROWS_TOGETHER * stride)
-    attend_step<T, H, ROWS_TOGETHER>(q, lanes, vectors, i0, n, newest, keys, values, fresh, st);
+  for (; TOGETHER > 1 && i0 + (TOGETHER - 1) * stride < n; i0 += TOGETHER * stride)
+    attend_step<T, H, TOGETHER>(q, lanes, vectors, i0, n, newest, keys, values, fresh, st);
 #pragma unroll 1
   for (; i0 < n; i0 += stride)
     attend_step<T, H, 1>(q, lanes, vectors, i0, n, newest, keys, values, fresh, st);
@@ -364,7 +369,8 @@ attend_heads(const Params &p, uint32_t layer, uint32_t kv, uint32_t part, uint32
   for (uint32_t b0 = p0; b0 < p1; b0 += p.kv_rows) {
     const uint32_t n = min(p1 - b0, p.kv_rows), after = b0 + n;
     if (after < p1) stage_rows(p, layer, kv, newest, after, min(p1 - after, p.kv_rows), next);
-    attend_rows<T, H>(p, q, lanes, n, newest - b0, rows, rows + buffer / 2, s.fresh, st);
+    attend_rows<T, H, ROWS_TOGETHER>(p, q, lanes, n, newest - b0, rows, rows + buffer / 2, s.fresh,
+                                     st);
     copy_async_wait();
     if (after < p1)
       sync_block(); // the next block, to all threads; and this one's buffer may be filled again
@@ -389,7 +395,7 @@ __device__ __forceinline__ void attend(const Params &p, uint32_t layer, uint32_t
                                        const AttentionShared &s) {
   copy_async_wait();
   sync_block(); // the first block and the rotation, to all threads
-  make_heads<T>(p, layer, kv, newest, newest < p1, s, [](const float *x) { return load_l2(x); });
+  make_heads<T>(p, layer, kv, newest, newest < p1, s, load_pair);
 #pragma unroll 1
   for (uint32_t h0 = 0; h0 < p.group; h0 += HEADS_AT_ONCE) {
     if (h0) {

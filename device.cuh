@@ -281,6 +281,9 @@ struct DeviceMatrix {
   uint32_t segments, steps;             // of a row, and 16-byte loads a lane of one of them
   uint32_t unit_stride, segment_stride; // WARPS / segments, WARPS % segments
   uint32_t warp_unit; // 2^16 / segments, rounded up: w / segments = w * warp_unit >> 16
+  // How rows pass through a ring (tape_cut).
+  uint32_t tape_rows, tape_segments;
+  uint32_t tape_columns; // of a segment: the last may have fewer
 };
 
 struct Candidate {
@@ -333,6 +336,15 @@ struct Params {
   float *normed;        // [hidden]
   float *logits;        // [vocab]
   Candidate *candidate; // [slots]
+  // with hand-offs of data; qkv_out, attention, score_max and denominator serve both
+  uint32_t ring_slots, slot_bytes;
+  uint32_t ring_at; // bytes from the beginning of shared memory
+  uint32_t x_floats, own_floats, partial_floats;
+  float *merged;        // [heads, head_dim]
+  float *after_wo;      // [hidden]
+  float *after_down;    // [2, hidden]
+  float *activations;   // [2, inter]
+  uint64_t *candidates; // [2, slots]
   uint16_t *keys;       // [layers, kv_heads, context, head_dim]
   uint16_t *values;
   uint32_t context;

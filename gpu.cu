@@ -3,6 +3,7 @@
 The host asks the card what it is and the compiled kernel what it needs, lays the model out, and then launches and
 reads. It takes no part in choosing a token. :*/
 #include "tiles_kernel.cu"
+#include "tape_kernel.cu"
 
 #include <cctype>
 #include <cstdio>
@@ -34,8 +35,11 @@ static int cuda_fail(Error *e, const char *what, cudaError_t code) {
 Occupancy is asked of the very kernel that will run, with the very shared memory: an assumption here is a hang there. :*/
 //> gpu_target
 typedef void (*Kernel)(Params);
-static Kernel kernel_of(DType t) {
+static Kernel waves_kernel(DType t) {
   return t == DT_F16 ? tiles_kernel<DT_F16> : tiles_kernel<DT_BF16>;
+}
+template <DType T> static Kernel tape_kernel_for(uint32_t heads) {
+  return heads > HEADS_AT_ONCE ? tape_kernel<T, TAPE_GROUP> : tape_kernel<T, HEADS_AT_ONCE>;
 }
 
 extern "C" bool gpu_built(void) { return true; }
@@ -51,12 +55,13 @@ extern "C" const char *gpu_why_none(void) {
   return code != cudaSuccess ? cudaGetErrorString(code) : n ? "" : "no CUDA device";
 }
 
-static int resident_blocks(DType t, uint32_t shared, int device, uint32_t *blocks, Error *e) {
+static int resident_blocks(Kernel kernel, uint32_t threads, uint32_t shared, int device,
+                           uint32_t *blocks, Error *e) {
   int per_sm = 0, sms = 0;
-  Kernel kernel = kernel_of(t);
   TRY("kernel's shared memory",
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-  TRY("occupancy", cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, BLOCK, shared));
+  TRY("occupancy",
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, (int)threads, shared));
   TRY("SM count", cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   *blocks = (uint32_t)(per_sm > 1 ? 1 : per_sm) * (uint32_t)sms; // a worker is one block an SM
   return 0;
@@ -79,14 +84,15 @@ extern "C" int gpu_target(int device, uint32_t workers, Target *out, Error *e) {
     *to++ = isalnum((unsigned char)*c) ? (char)tolower((unsigned char)*c) : '-';
   snprintf(out->kind, sizeof out->kind, "cuda");
   cudaFuncAttributes kernel;
-  TRY("kernel", cudaFuncGetAttributes(&kernel, kernel_of(DT_BF16)));
+  TRY("kernel", cudaFuncGetAttributes(&kernel, waves_kernel(DT_BF16)));
   out->threads = BLOCK;
   out->registers = (uint32_t)kernel.numRegs;
   out->shared_bytes = (uint32_t)card.sharedMemPerBlockOptin;
   out->fused_context = 256;
   snprintf(out->fingerprint, sizeof out->fingerprint, "%s", kernel_fingerprint());
   uint32_t blocks;
-  if (resident_blocks(DT_BF16, out->shared_bytes, device, &blocks, e) != 0) return -1;
+  if (resident_blocks(waves_kernel(DT_BF16), BLOCK, out->shared_bytes, device, &blocks, e) != 0)
+    return -1;
   if (workers > blocks)
     return fail(e, EXIT_PLAN, "--workers: %u blocks, %s holds %u at once", workers, card.name,
                 blocks);
@@ -109,6 +115,8 @@ struct Gpu {
   uint32_t context, shared;
   Params params;
   uint64_t weight_bytes, vector_floats;
+  unsigned char *handed; // with hand-offs of data: all their buffers, empty before each launch
+  uint64_t handed_bytes;
   std::vector<void *> owned;
   cudaStream_t stream;
   cudaEvent_t begin, end;
@@ -118,6 +126,16 @@ struct Gpu {
 };
 
 static uint32_t round_up(uint64_t n, uint32_t to) { return (uint32_t)((n + to - 1) / to * to); }
+
+static bool on_tape(const Gpu *g) { return g->plan->sync == SYNC_DATA; }
+static Kernel kernel_of(const Gpu *g) {
+  if (!on_tape(g)) return waves_kernel(g->dtype);
+  uint32_t group = (uint32_t)(g->model->shape.heads / g->model->shape.kv_heads);
+  return g->dtype == DT_F16 ? tape_kernel_for<DT_F16>(group) : tape_kernel_for<DT_BF16>(group);
+}
+static uint32_t threads_of(const Gpu *g) {
+  return on_tape(g) ? (uint32_t)TAPE_BLOCK : (uint32_t)BLOCK;
+}
 
 static DeviceMatrix place(uint64_t *at, uint64_t rows, uint32_t columns) {
   DeviceMatrix m = {};
@@ -170,6 +188,13 @@ static void lay_out(Gpu *g) {
   p->k_norm = place_vector(s->qk_norm, &v, s->head_dim);
   p->layer_floats = v;
   g->vector_floats = (uint64_t)v * s->layers + round_up(s->hidden, 8);
+  if (!on_tape(g)) return;
+  p->ring_slots = g->plan->ring_slots, p->slot_bytes = g->plan->slot_bytes;
+  for (DeviceMatrix *m : {&p->qkv, &p->o, &p->gate, &p->up, &p->down, &p->lm_head}) {
+    TapeCut cut = tape_cut(m->columns, p->slot_bytes);
+    m->tape_rows = cut.rows, m->tape_segments = cut.segments;
+    m->tape_columns = round_up((m->columns + cut.segments - 1) / cut.segments, 8);
+  }
 }
 //< gpu_layout
 
@@ -207,7 +232,36 @@ static uint32_t room_floats(const Gpu *g, const Tile *t) {
   return columns + (segments > 1 && sums > columns ? sums : columns) + more;
 }
 
+// The same for a tape; the layout is `tape_shared`'s.
+static uint32_t tape_shared_bytes(Gpu *g) {
+  const Plan *plan = g->plan;
+  Params *p = &g->params;
+  uint32_t tiles = 0,
+           heads = p->group > HEADS_AT_ONCE ? (uint32_t)TAPE_GROUP : (uint32_t)HEADS_AT_ONCE;
+  for (uint32_t w = 0; w < plan->workers; w++)
+    if (plan->first[w + 1] - plan->first[w] > tiles) tiles = plan->first[w + 1] - plan->first[w];
+  p->tile_room = tiles;
+  auto more = [](uint32_t *most, uint32_t n) { *most = n > *most ? n : *most; };
+  p->x_floats = p->own_floats = p->partial_floats = 0;
+  for (const DeviceMatrix *m : {&p->qkv, &p->o, &p->lm_head, &p->down})
+    if (m != &p->down || m->tape_segments < WARPS) more(&p->x_floats, m->columns);
+  for (uint32_t i = 0; i < plan->tile_count; i++) {
+    const Tile *t = &plan->tile[i];
+    if (t->op == OP_ATTEND || t->op == OP_MERGE) continue;
+    const DeviceMatrix *m = &tape_matrix(*p, t->op);
+    const uint32_t n = t->row1 - t->row0, pair = t->op == OP_GATE_UP ? 2 : 1;
+    if (t->op == OP_WO || t->op == OP_DOWN) more(&p->own_floats, round_up(n, 4));
+    more(&p->partial_floats,
+         round_up(m->tape_segments > 1 ? pair * n * m->tape_segments : m->tape_rows, 4));
+  }
+  uint32_t floats = 2 * p->x_floats + 2 * p->own_floats + p->partial_floats +
+                    tape_heads_floats(p->group, p->head_dim, heads);
+  p->ring_at = round_up(TAPE_FIXED + floats * sizeof(float) + tiles * sizeof(Tile), 128);
+  return p->ring_at + p->ring_slots * p->slot_bytes;
+}
+
 static uint32_t shared_bytes(Gpu *g, uint32_t card) {
+  if (on_tape(g)) return tape_shared_bytes(g);
   const Plan *plan = g->plan;
   Params *p = &g->params;
   uint32_t most = 0, tiles = 0, row = p->head_dim * 4;
@@ -369,30 +423,54 @@ static std::vector<Want> wants(Gpu *g) {
   Params *p = &g->params;
   uint64_t cache = (uint64_t)s->layers * s->kv_heads * g->context * s->head_dim * 2;
   uint64_t heads = (uint64_t)s->heads, width = heads * s->head_dim, f = sizeof(float);
-  return {{(void **)&p->weights, g->weight_bytes},
-          {(void **)&p->keys, cache},
-          {(void **)&p->values, cache},
-          {(void **)&p->vectors, g->vector_floats * f},
-          {(void **)&p->rotation, (uint64_t)g->context * (s->head_dim / 2) * sizeof(float2)},
-          {(void **)&p->tile, plan->tile_count * sizeof(Tile)},
-          {(void **)&p->first, (plan->workers + 1) * sizeof(uint32_t)},
-          {(void **)&p->barrier, plan->wave_count * sizeof(uint32_t)},
-          {(void **)&p->residual, round_up(s->hidden, 8) * f},
-          {(void **)&p->qkv_out, qkv_rows(s) * f},
-          {(void **)&p->scores, heads * g->context * f},
-          {(void **)&p->score_max, heads * plan->chunks * f},
-          {(void **)&p->attention, plan->chunks * round_up(width, 8) * f},
-          {(void **)&p->denominator, plan->chunks * heads * f},
-          {(void **)&p->partials,
-           (plan->ffn_parts ? plan->ffn_parts : 1) * (uint64_t)round_up(s->hidden, 8) * f},
-          {(void **)&p->activation, round_up(s->inter, 8) * f},
-          {(void **)&p->normed, round_up(s->hidden, 8) * f},
-          {(void **)&p->logits, s->vocab * f},
-          {(void **)&p->candidate, plan->slots * sizeof(Candidate)},
-          {(void **)&p->prompt, GPU_LAUNCH * sizeof(int32_t)},
-          {(void **)&p->output, GPU_LAUNCH * sizeof(int32_t)},
-          {(void **)&p->status, sizeof(Status)},
-          {(void **)&p->barrier_count, 128}};
+  const bool tape = on_tape(g);
+  std::vector<Want> all = {
+      {(void **)&p->weights, g->weight_bytes},
+      {(void **)&p->keys, cache},
+      {(void **)&p->values, cache},
+      {(void **)&p->vectors, g->vector_floats * f},
+      {(void **)&p->rotation, (uint64_t)g->context * (s->head_dim / 2) * sizeof(float2)},
+      {(void **)&p->tile, plan->tile_count * sizeof(Tile)},
+      {(void **)&p->first, (plan->workers + 1) * sizeof(uint32_t)},
+      {(void **)&p->barrier, plan->wave_count * sizeof(uint32_t)},
+      {(void **)&p->logits, s->vocab * f},
+      {(void **)&p->prompt, GPU_LAUNCH * sizeof(int32_t)},
+      {(void **)&p->output, GPU_LAUNCH * sizeof(int32_t)},
+      {(void **)&p->status, sizeof(Status)},
+      {(void **)&p->barrier_count, 128}};
+  const std::vector<Want> handed = {
+      {(void **)&p->qkv_out, qkv_rows(s) * f},
+      {(void **)&p->score_max, heads * plan->chunks * f},
+      {(void **)&p->attention, plan->chunks * round_up(width, 8) * f},
+      {(void **)&p->denominator, plan->chunks * heads * f},
+      {(void **)&p->merged, width * f},
+      {(void **)&p->after_wo, s->hidden * f},
+      {(void **)&p->after_down, 2 * s->hidden * f},
+      {(void **)&p->activations, 2 * (uint64_t)s->inter * f},
+      {(void **)&p->candidates, 2 * (uint64_t)plan->slots * sizeof(uint64_t)}};
+  const std::vector<Want> waves = {
+      {(void **)&p->residual, round_up(s->hidden, 8) * f},
+      {(void **)&p->qkv_out, qkv_rows(s) * f},
+      {(void **)&p->scores, heads * g->context * f},
+      {(void **)&p->score_max, heads * plan->chunks * f},
+      {(void **)&p->attention, plan->chunks * round_up(width, 8) * f},
+      {(void **)&p->denominator, plan->chunks * heads * f},
+      {(void **)&p->partials,
+       (plan->ffn_parts ? plan->ffn_parts : 1) * (uint64_t)round_up(s->hidden, 8) * f},
+      {(void **)&p->activation, round_up(s->inter, 8) * f},
+      {(void **)&p->normed, round_up(s->hidden, 8) * f},
+      {(void **)&p->candidate, plan->slots * sizeof(Candidate)}};
+  g->handed_bytes = 0;
+  if (tape) {
+    for (const Want &w : handed) g->handed_bytes += round_up(w.bytes, 256);
+    all.push_back({(void **)&g->handed, g->handed_bytes});
+  } else all.insert(all.end(), waves.begin(), waves.end());
+  uint64_t at = 0;
+  for (const Want &w : handed) { // their places, once the piece has one
+    if (tape) *w.at = g->handed + at;
+    at += round_up(w.bytes, 256);
+  }
+  return all;
 }
 
 static int check_fit(const Gpu *g, const Target *card, Error *e) {
@@ -447,6 +525,7 @@ static int allocate(Gpu *g, Error *e) {
     *w.at = p;
     TRY("memory", cudaMemset(p, 0, w.bytes ? w.bytes : 1));
   }
+  if (on_tape(g)) wants(g); // the buffers within the one piece
   return 0;
 }
 
@@ -485,7 +564,8 @@ static int open_gpu(Gpu *g, Error *e) {
                 "a tile needs %u bytes of shared memory, the card gives %u; use more workers",
                 g->shared, card.shared_bytes);
   uint32_t blocks;
-  if (resident_blocks(g->dtype, g->shared, g->device, &blocks, e) != 0) return -1;
+  if (resident_blocks(kernel_of(g), threads_of(g), g->shared, g->device, &blocks, e) != 0)
+    return -1;
   if (g->plan->workers > blocks)
     return fail(e, EXIT_PLAN, "the plan has %u workers, this GPU holds %u blocks at once",
                 g->plan->workers, blocks);
@@ -558,8 +638,10 @@ extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t pos
                                 cudaMemcpyHostToDevice, g->stream));
   TRY("launch", cudaMemsetAsync(p.status, 0, sizeof(Status), g->stream));
   TRY("launch", cudaMemsetAsync(p.barrier_count, 0, sizeof(uint32_t), g->stream));
+  if (g->handed) TRY("launch", cudaMemsetAsync(g->handed, 0xff, g->handed_bytes, g->stream));
   TRY("launch", cudaEventRecord(g->begin, g->stream));
-  TRY("launch", launch_cooperative(kernel_of(g->dtype), p.workers, BLOCK, g->shared, g->stream, p));
+  TRY("launch",
+      launch_cooperative(kernel_of(g), p.workers, threads_of(g), g->shared, g->stream, p));
   TRY("launch", cudaEventRecord(g->end, g->stream));
   TRY("launch",
       cudaMemcpyAsync(g->status, p.status, sizeof(Status), cudaMemcpyDeviceToHost, g->stream));
@@ -570,8 +652,8 @@ extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t pos
   g->params.trace = nullptr;
   const Status *s = g->status;
   if (s->code == STATUS_TIMEOUT)
-    return fail(e, EXIT_FAIL, "barrier timed out at step %u, wave %u: a worker was lost",
-                position + s->step, s->wave);
+    return fail(e, EXIT_FAIL, "%s timed out at step %u, wave %u: a worker was lost",
+                on_tape(g) ? "hand-off" : "barrier", position + s->step, s->wave);
   *made = s->tokens;
   *stopped = s->stopped;
   memcpy(out, g->output, *made * sizeof(int32_t));

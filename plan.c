@@ -319,6 +319,10 @@ static int check_tape(const Plan *p, Error *e) {
   if (s->head_dim % 8 || s->head_dim > TAPE_HEAD)
     return no_tape(e, "heads of %d; must be a multiple of 8 and at most %d", s->head_dim,
                    TAPE_HEAD);
+  const int32_t widths[] = {s->hidden, s->heads * s->head_dim, s->inter};
+  for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+    if (widths[i] % 8)
+      return no_tape(e, "a vector of %d; its length must be a multiple of 8", widths[i]);
   const struct {
     const char *what;
     int32_t rows;

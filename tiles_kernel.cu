@@ -241,8 +241,7 @@ static __device__ __forceinline__ void small_tile(const Params &p, const Tile &t
         attend<T>(p, t.layer, kv, t.part, chunks, position, p0, p1, a);
       } else if (t.op == OP_SCORES) {
         a.rotation = (float2 *)p.rotation + (uint64_t)position * (p.head_dim / 2);
-        make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a,
-                      [](const float *x) { return load_l2(x); });
+        make_heads<T>(p, t.layer, kv, position, t.part + 1 == chunks, a, load_pair);
         chunk_scores<T>(p, t.layer, kv, t.part, p0, p1, a);
       } else chunk_values<T>(p, t.layer, kv, t.part, chunks, p0, p1, a);
     }

@@ -69,6 +69,7 @@ struct Settings {
   uint32_t workers, fused_context;
   FfnKind ffn;
   AttentionKind attention;
+  SyncKind sync = SYNC_BARRIER;
 };
 
 static bool make_plan(const Model &m, const Settings &s, Plan *plan) {
@@ -78,6 +79,7 @@ static bool make_plan(const Model &m, const Settings &s, Plan *plan) {
   if (gpu_target(0, s.workers, &t, &e) == 0) {
     t.ffn = s.ffn;
     t.attention = s.attention;
+    t.sync = s.sync;
     t.fused_context = s.fused_context;
     Shape shape = m.shape;
     if (plan_make(&shape, &t, plan, &e) == 0) return true;
@@ -92,9 +94,17 @@ struct Result {
   std::vector<float> logits; // of the last step
 };
 
-static Result on_cpu(const Model &m, const Plan &plan) {
+// Hand-offs of data need a GPU; the CPU workers then play a plan of their own, which gives the same tokens.
+static Result on_cpu(const Model &m, const Plan &any) {
   Result r;
   Cpu *cpu = nullptr;
+  Plan own = {}, plan = any;
+  if (any.sync == SYNC_DATA) {
+    Target t = any.target;
+    t.sync = SYNC_BARRIER;
+    OK(plan_make(&any.shape, &t, &own, &e));
+    plan = own;
+  }
   OK(cpu_open(&m, &plan, 64, 1, &cpu, &e));
   if (!cpu) return r;
   int32_t next = 0;
@@ -104,6 +114,7 @@ static Result on_cpu(const Model &m, const Plan &plan) {
   }
   r.logits.assign(cpu_logits(cpu), cpu_logits(cpu) + m.shape.vocab);
   cpu_close(cpu);
+  plan_free(&own);
   return r;
 }
 
@@ -144,8 +155,8 @@ static void same_as_cpu(const char *shape, const std::vector<Settings> &all) {
     double far = distance(gpu.logits, cpu.logits);
     // Both round the cache to two bytes; where the last bit falls on the other side, that is 2^-9 of one value.
     if (cpu.ids != gpu.ids || !(far <= 2e-3))
-      printf("# %s, %u workers, ffn %d, attention %d: logits differ by %.1e\n", shape, s.workers,
-             (int)s.ffn, (int)s.attention, far);
+      printf("# %s, %u workers, ffn %d, attention %d: sync %d: logits differ by %.1e\n", shape,
+             s.workers, (int)s.ffn, (int)s.attention, (int)s.sync, far);
     CHECK(cpu.ids == gpu.ids);
     CHECK(far <= 2e-3);
     plan_free(&plan);
@@ -182,6 +193,18 @@ static void qwen2_f16() { same_as_cpu("tiny-qwen2:f16", few); }
 static void qwen3() { same_as_cpu("tiny-qwen3", few); }
 static void qwen3_f16() { same_as_cpu("tiny-qwen3:f16", few); }
 //< test_kernels_families
+
+//> test_kernels_tapes
+static void tapes() {
+  for (const char *shape : {"tiny-llama", "tiny-llama:f16", "tiny-qwen2", "tiny-qwen3"}) {
+    std::vector<Settings> all;
+    for (uint32_t workers : worker_counts)
+      for (uint32_t chunk : {4u, 1000u})
+        all.push_back({workers, chunk, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA});
+    same_as_cpu(shape, all);
+  }
+}
+//< test_kernels_tapes
 
 //> test_kernels_orders
 static void every_order_gives_the_same_bits() {
@@ -307,6 +330,7 @@ int main() {
   run("qwen2 in FP16", qwen2_f16);
   run("qwen3", qwen3);
   run("qwen3 in FP16", qwen3_f16);
+  run("tapes: the CPU workers' tokens", tapes);
   run("every order gives the same bits", every_order_gives_the_same_bits);
   run("a lost worker is an error", a_lost_worker_is_an_error);
   run("foreign plans are refused", foreign_plans_are_refused);

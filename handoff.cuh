@@ -1,0 +1,83 @@
+/*: # Hand-offs that need no barrier
+
+A barrier answers a question that nobody asked. A worker that wants the residual does not care whether everybody has arrived; it wants 2,048 numbers. So
+let the numbers answer. Every hand-off buffer is filled with a bit pattern that no arithmetic produces, *empty*; who needs a value reads
+it, and reads it again until it is no longer empty. The value and the news that it is there are one and the same four bytes, so there is nothing
+to order: no fence, no flag, no second trip to L2. The method is Lamport's, and collective libraries use it between GPUs.
+
+What it costs is care with the second use. A buffer must be empty again before anyone reads it for the next layer, and no value may be made
+empty that someone still wants. Both follow from reads of a whole vector. Every worker has rows in every matrix, so who has read all of a layer's
+activation knows that every worker has begun its down tile, and is done with all that came before. At that moment, in the long shadow of the down
+projection's weights, each worker empties what it wrote for this layer, and *fences*. Only then does it hand on its rows of the residual; whoever reads them may look
+at the emptied buffers again. The activation itself and the residual after down are not done with at that moment. They have two copies, used by turns,
+and are emptied a layer later.
+
+The same fence serves the K/V cache: rows written by an attend tile are in memory for everybody who has read the layer's residual.
+
+Waiting must end when a worker is lost: whoever has waited longer than `patience_ns` says so in the status and leaves, and the others see that. :*/
+#ifndef HANDOFF_CUH
+#define HANDOFF_CUH
+#include "device.cuh"
+
+//> handoff
+enum : uint32_t {
+  EMPTY = 0xffffffffu
+}; // a NaN; arithmetic makes only 0x7fffffff, and hand_on makes sure
+
+__device__ __forceinline__ void hand_on(float *p, float v) {
+  store_relaxed(p, __float_as_uint(v) == EMPTY ? __uint_as_float(0x7fffffffu) : v);
+}
+__device__ __forceinline__ void make_empty(float *p) { store_relaxed(p, __uint_as_float(EMPTY)); }
+
+__device__ __forceinline__ bool there(float v) { return __float_as_uint(v) != EMPTY; }
+__device__ __forceinline__ bool there(float4 v) {
+  return there(v.x) && there(v.y) && there(v.z) && there(v.w);
+}
+__device__ __forceinline__ bool there(uint64_t v) { return v != ~0ull; }
+__device__ __forceinline__ float fetch(const float *p) { return load_relaxed(p); }
+__device__ __forceinline__ float4 fetch(const float4 *p) { return load_relaxed4(p); }
+__device__ __forceinline__ uint64_t fetch(const uint64_t *p) { return load_relaxed64(p); }
+
+// One thread's waiting. After it has failed nothing is waited for any more, and the values are worthless.
+struct Waiter {
+  const Params &p;
+  uint32_t step, wave;
+  bool failed;
+
+  // To be called between polls.
+  __device__ __noinline__ static bool lost(const Params &p, uint32_t step, uint32_t wave,
+                                           unsigned long long &begin) {
+    const unsigned long long now = global_nanoseconds();
+    if (!begin) begin = now;
+    if (now - begin <= p.patience_ns) return load_acquire(&p.status->code) == STATUS_TIMEOUT;
+    p.status->step = step;
+    p.status->wave = wave;
+    __threadfence();
+    p.status->code = STATUS_TIMEOUT;
+    __threadfence();
+    return true;
+  }
+
+  // Those of N values that `wanted(i)` says, all asked for at once; what was not there is asked for again. The others are zero.
+  template <int N, class V, class At, class Wanted>
+  __device__ __forceinline__ void take(V (&v)[N], At at, Wanted wanted) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      v[i] = V{};
+      if (wanted(i)) v[i] = fetch(at(i));
+    }
+    unsigned long long begin = 0;
+    for (uint32_t polls = 1; !failed; polls++) {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < N; i++) all = all && there(v[i]);
+      if (all) return;
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        if (!there(v[i])) v[i] = fetch(at(i));
+      if (polls % 1024 == 0) failed = lost(p, step, wave, begin);
+    }
+  }
+};
+//< handoff
+#endif

@@ -1,0 +1,199 @@
+/*: # The tape
+
+A worker's weights depend on nothing, and their order is known before the launch. So one warp of each block does nothing but fetch: it walks the
+worker's tiles, cuts each into pieces and copies piece after piece into the slots of a ring in shared memory. It needs no result of any other worker, so it
+runs ahead of the eight warps that compute, across waves and across tokens, as far as the ring reaches. While they wait for a hand-off, the
+memory stays busy.
+
+**Slots.** Each has two barriers of the shared-memory kind. *Full* is completed by the copied bytes themselves; *empty* by the eight warps, each of
+which arrives when it has its part of the piece in registers. A slot always belongs to all eight warps in turn, and each waits for the pieces in order, so
+one bit, the parity of the lap, tells this lap from the last.
+
+**Urgent and speculative.** Pieces of the tile in work are copied as soon as their slot is free. Pieces of later tiles are speculation: with all of them
+on the way at once, the small reads of a hand-off would queue behind them. So of those only one is on the way at a time.
+
+**Keys and values.** An attend tile's earlier positions are pieces too, keys and values by turns. The newest rows that they contain were written during the token
+before, by other SMs, with ordinary stores; so no such piece is asked for before this block has read a whole residual that was handed on after them
+(`handoff.cuh`), and a fence brings the copy engine behind that moment.
+
+What a piece holds follows from the tile and the position alone. Both sides compute it with the functions below. :*/
+#ifndef TAPE_CUH
+#define TAPE_CUH
+#include "device.cuh"
+#include "attention.cuh"
+
+//> tape_ring
+enum { TAPE_BLOCK = BLOCK + WARP, SLOTS_MOST = 8 };
+
+struct Ring {
+  unsigned char *bytes;   // [ring_slots, slot_bytes]
+  uint64_t *full, *empty; // [SLOTS_MOST]
+  uint32_t *progress;     // turns that the computing warps have begun, of this block
+  uint32_t *leave;        // 1: stop fetching and go
+};
+
+struct Lap { // a place on the ring
+  uint32_t slot, parity;
+
+  __device__ __forceinline__ void advance(uint32_t slots) {
+    if (++slot < slots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+//< tape_ring
+
+//> tape_pieces
+// Pieces of a matrix tile; of gate and up, of one of the two.
+__device__ __forceinline__ uint32_t pieces_of(uint32_t rows, uint32_t rows_a_piece) {
+  return (rows + rows_a_piece - 1) / rows_a_piece;
+}
+
+__host__ __device__ __forceinline__ const DeviceMatrix &tape_matrix(const Params &p, uint32_t op) {
+  return op == OP_QKV       ? p.qkv
+         : op == OP_WO      ? p.o
+         : op == OP_GATE_UP ? p.gate
+         : op == OP_DOWN    ? p.down
+                            : p.lm_head;
+}
+
+// Rows of keys, and of values, that fit a slot.
+__device__ __forceinline__ uint32_t rows_of_slot(const Params &p) {
+  return p.slot_bytes / (2 * p.head_dim);
+}
+// Of block [b0, b0 + n), the rows that come through the ring: all but the newest.
+__device__ __forceinline__ uint32_t earlier_rows(uint32_t b0, uint32_t n, uint32_t newest) {
+  return min(b0 + n, newest) - b0;
+}
+//< tape_pieces
+
+//> tape_producer
+struct Producer {
+  const Params &p;
+  const Ring &ring;
+  Lap at, paced; // paced: the piece before, which a speculative one waits for
+  uint32_t issued;
+  bool left;
+
+  __device__ __forceinline__ bool leaves() {
+    left = left || load_shared_volatile(ring.leave);
+    return left;
+  }
+
+  // Waits until a piece of `turn` may be copied into the next slot.
+  __device__ __forceinline__ bool begin(uint32_t turn, uint32_t bytes) {
+    while (!mbarrier_test(ring.empty + at.slot, at.parity ^ 1))
+      if (leaves()) return false;
+    if (issued) {
+      while (load_shared_volatile(ring.progress) < turn &&
+             !mbarrier_test(ring.full + paced.slot, paced.parity))
+        if (leaves()) return false;
+      paced.advance(p.ring_slots);
+    }
+    tape_begin(ring.full + at.slot, bytes);
+    return true;
+  }
+
+  __device__ __forceinline__ bool copy(uint32_t turn, const void *from, uint32_t bytes) {
+    if (!begin(turn, bytes)) return false;
+    tape_copy(ring.bytes + at.slot * p.slot_bytes, from, bytes, ring.full + at.slot);
+    tape_end(ring.full + at.slot);
+    at.advance(p.ring_slots);
+    issued++;
+    return true;
+  }
+
+  __device__ __forceinline__ bool matrix(uint32_t turn, const Tile &t) {
+    const DeviceMatrix &m = tape_matrix(p, t.op);
+    const uint64_t base = t.layer * p.layer_bytes + (uint64_t)t.row0 * m.stride;
+    const uint8_t *rows = p.weights + m.offset + base, *up = p.weights + p.up.offset + base;
+    const uint32_t n = t.row1 - t.row0;
+    for (uint32_t r = 0; r < n; r += m.tape_rows) {
+      const uint32_t bytes = min(m.tape_rows, n - r) * m.stride;
+      if (!copy(turn, rows + (uint64_t)r * m.stride, bytes)) return false;
+      if (t.op == OP_GATE_UP && !copy(turn, up + (uint64_t)r * m.stride, bytes)) return false;
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ bool cache(uint32_t turn, const Tile &t, uint32_t newest, uint32_t p0,
+                                        uint32_t p1) {
+    const uint32_t block = rows_of_slot(p);
+    for (uint32_t kv = t.row0; kv < t.row1; kv++)
+      for (uint32_t b0 = p0; b0 < p1; b0 += block) {
+        const uint32_t bytes = earlier_rows(b0, min(p1 - b0, block), newest) * p.head_dim * 2;
+        const uint64_t row = cache_row(p, t.layer, kv, b0);
+        if (!bytes) continue;
+        if (!copy(turn, p.keys + row, bytes) || !copy(turn, p.values + row, bytes)) return false;
+      }
+    return true;
+  }
+
+  // Nothing may be on its way into a block's shared memory when the block ends.
+  __device__ __forceinline__ void drain() {
+    for (uint32_t i = 0; i < p.ring_slots && i < issued; i++) {
+      at.slot = at.slot ? at.slot - 1 : p.ring_slots - 1;
+      if (at.slot == p.ring_slots - 1) at.parity ^= 1;
+      while (!mbarrier_test(ring.full + at.slot, at.parity))
+        ;
+    }
+  }
+};
+
+// The fetching warp's whole life: all tiles of all tokens.
+__device__ __forceinline__ void fetch_tape(const Params &p, const Ring &ring, const Tile *tiles,
+                                           uint32_t count) {
+  Producer f = {p, ring, {0, 0}, {0, 0}, 0, false};
+  uint32_t turn = 0,
+           cache_turn =
+               0; // cache_turn: begun means that the token before has written its keys and values
+  for (uint32_t step = 0; step < p.steps && !f.left; step++) {
+    const uint32_t position = p.position + step, chunks = chunks_in_use(p, position);
+    bool fenced = step == 0;
+    for (uint32_t i = 0; i < count && !f.left; i++) {
+      const Tile t = tiles[i];
+      turn++;
+      if (t.op == OP_MERGE) continue;
+      if (t.op == OP_LM_HEAD && step < p.first_logits) continue;
+      if (t.op != OP_ATTEND) {
+        f.matrix(turn, t);
+        continue;
+      }
+      if (t.part >= chunks) continue;
+      while (!fenced && !f.leaves())
+        if (load_shared_volatile(ring.progress) >= cache_turn) {
+          fence_gpu();
+          fence_async_proxy();
+          fenced = true;
+        }
+      uint32_t p0, p1;
+      chunk_range(position + 1, t.part, chunks, &p0, &p1);
+      if (!f.left) f.cache(turn, t, position, p0, p1);
+    }
+    cache_turn = turn; // lm_head's, the token's last
+  }
+  if (f.left) f.drain();
+}
+//< tape_producer
+
+/*: ## What the computing warps see :*/
+//> tape_reader
+struct Reader {
+  const Params &p;
+  const Ring &ring;
+  Lap at;
+
+  __device__ __forceinline__ const unsigned char *wait() const {
+    while (!mbarrier_test(ring.full + at.slot, at.parity))
+      ;
+    return ring.bytes + at.slot * p.slot_bytes;
+  }
+  // This warp has what it needs of the piece.
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(ring.empty + at.slot);
+    at.advance(p.ring_slots);
+  }
+};
+//< tape_reader
+#endif
