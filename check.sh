@@ -87,14 +87,16 @@ for shape in tiny-llama tiny-qwen2 tiny-qwen3; do
   gate $? "$shape: 20 runs, the same bits"
 done
 # A large vocabulary of random weights has near-ties, so here the logits are compared and not the tokens: ||x - reference|| / ||reference||.
+# K/V entries on the edge between two two-byte values fall either way: with BF16, a last-bit change of the embeddings moves the logits of
+# llama-3.2-1b by 0.18%. What is wrong moves them by far more.
 ids=1,20,300,4000,5,60,700,8000
 reference logits "$model" --ids $ids -o "$work/want"
 here logits "$model" --ids $ids -o "$work/got" "$@"
 error=$(paste <(od -An -v -w4 -t f4 "$work/want") <(od -An -v -w4 -t f4 "$work/got") |
   awk '{ d += ($1 - $2) ^ 2; r += $1 ^ 2 } END { if (r > 0 && NF == 2) printf "%.1e", sqrt(d / r) }')
 echo "error ${error:-unknown}" >>"$log"
-awk -v e="${error:-1}" 'BEGIN { exit !(e <= 1e-3) }'
-gate $? "$model_name: logits within 0.1% of the reference plan's (${error:-unknown})"
+awk -v e="${error:-1}" 'BEGIN { exit !(e <= 4e-3) }'
+gate $? "$model_name: logits within 0.4% of the reference plan's (${error:-unknown})"
 here logits "$model" --ids $ids --runs 3 "$@" >>"$log"
 gate $? "$model_name: 3 runs, the same bits"
 source=$(cat ./*.c ./*.h ./*.cu ./*.cuh | sha256sum | cut -c 1-16)

@@ -45,6 +45,7 @@ step_torch() {
   timeout 150 python3 measured/torch_base.py >"$out/torch.txt" 2>"$out/torch.err"
   {
     head_of 'python3 measured/torch_base.py' | grep -v '^# source'
+    printf '# left out\t%s\n' 'random weights of the real shapes; graphs by CUDA events, so no id goes to the host or back; a static cache under a mask, so the context is its whole length; the wall-clock arm is bound by the host'
     printf 'model\tcontext\tarm\tms\n'
     sed -nE -e "s/^(\S+) S=([0-9]+) weights .* plain-torch eager (\S+) ms/\1$T\2${T}plain eager$T\3/p" \
       -e "s/^(\S+) S=([0-9]+) plain-torch graph (\S+) ms/\1$T\2${T}plain, CUDA graph$T\3/p" \
@@ -131,11 +132,20 @@ step_busy() {
 step_parity() {
   local shape pids=()
   printf '#!/bin/sh\nexec ./tiles "$@" --ffn split\n' >"$out/tiles-split" && chmod +x "$out/tiles-split"
+  rm -f "$out/parity-"*
   for shape in $shapes; do
     timeout 200 python3 tests/gpu_parity.py "$out/tiles-split" "$(folder "${shape/smollm2-135m/real}")" 1 384 385 4096 >"$out/parity-$shape.tsv" 2>"$out/parity-$shape.err" &
     pids+=($!)
   done
   wait "${pids[@]}"
+  {
+    head_of 'python3 tests/gpu_parity.py TILES DIR 1 384 385 4096, TILES with --ffn split'
+    printf '# versions\t%s\n' "$(python3 -c 'import torch, transformers; print("torch %s, transformers %s" % (torch.__version__, transformers.__version__))')"
+    weights | sed 's/$/; smollm2-135m: its own weights, SmolLM2-135M-Instruct.Q4_1.gguf through measured\/gguf_folder.py/'
+    for shape in $shapes; do sed -n "s/^# greedy$T/# greedy$T$shape: /p" "$out/parity-$shape.tsv"; done
+    printf 'model\tcontext\ttiles_error\ttransformers_error\n'
+    for shape in $shapes; do grep '^[0-9]' "$out/parity-$shape.tsv" | cut -f 1-3 | sed "s/^/$shape$T/"; done
+  } >"$out/h200-parity.tsv"
 }
 
 sanitize() { # sanitize TOOL SHAPE OPTIONS
@@ -150,7 +160,7 @@ step_sanitize() {
   local shape tool options pids
   for shape in tiny-llama tiny-qwen2; do [ -e "$models/$shape" ] || ./tiles synth $shape "$models/$shape" --seed 1; done
   {
-    head_of 'compute-sanitizer --tool TOOL tiles run DIR --device cuda:0 --ids 1,2,3,4,5 -n 20 OPTIONS'
+    head_of 'compute-sanitizer --tool TOOL tiles run DIR --device cuda:0 --ids 1,2,3,4,5 -n 20 OPTIONS (without --ffn the FFN is fused)'
     printf '# weights\ttiles synth SHAPE DIR --seed 1\ntool\tmodel\toptions\tsummary\treference_tokens\n'
     for tool in memcheck racecheck initcheck synccheck; do
       pids=()
