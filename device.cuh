@@ -176,11 +176,12 @@ __device__ __forceinline__ void tape_end(uint64_t *b) {
 /*: Values that say themselves whether they are there need no flag, and no order among them: a relaxed load that comes from L2 each
 time is enough, and of the 16 bytes of `load_relaxed4` each float counts for itself. Eight bytes are read and written whole.
 
-Within a block, one word of shared memory tells how far somebody has come. `store_shared_volatile` puts all that this thread has loaded and stored
-before it ahead of the word, in the block's eyes, and `load_shared_volatile` all that this thread does later behind it. So a thread that reads the word sees what its
+Within a block, one word of shared memory tells how far somebody has come. `store_shared_release` puts all that this thread has loaded and stored
+before it ahead of the word, in the block's eyes, and `load_shared_acquire` all that this thread does later behind it. So a thread that reads the word sees what its
 writer did before. That is for ordinary loads and stores: before a copy of the async proxy a `fence_async_proxy` is still due. :*/
 //> device_words
 __device__ __forceinline__ void fence_gpu() { __threadfence(); }
+__device__ __forceinline__ void nanosleep_short() { __nanosleep(100); }
 
 __device__ __forceinline__ float load_relaxed(const float *p) {
   float v;
@@ -207,15 +208,13 @@ __device__ __forceinline__ void store_relaxed64(uint64_t *p, uint64_t v) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-__device__ __forceinline__ uint32_t load_shared_volatile(const uint32_t *p) {
+__device__ __forceinline__ uint32_t load_shared_acquire(const uint32_t *p) {
   uint32_t v;
-  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
-  __threadfence_block();
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
   return v;
 }
-__device__ __forceinline__ void store_shared_volatile(uint32_t *p, uint32_t v) {
-  __threadfence_block();
-  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
+__device__ __forceinline__ void store_shared_release(uint32_t *p, uint32_t v) {
+  asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
 }
 
 // Some of a block's warps meet: `threads` is a multiple of 32, and each warp comes whole.

@@ -251,8 +251,11 @@ static uint32_t tape_shared_bytes(Gpu *g) {
     const DeviceMatrix *m = &tape_matrix(*p, t->op);
     const uint32_t n = t->row1 - t->row0, pair = t->op == OP_GATE_UP ? 2 : 1;
     if (t->op == OP_WO || t->op == OP_DOWN) more(&p->own_floats, round_up(n, 4));
+    const uint32_t rows = n < TAPE_SUMS ? n : (uint32_t)TAPE_SUMS;
     more(&p->partial_floats,
-         round_up(m->tape_segments > 1 ? pair * n * m->tape_segments : m->tape_rows, 4));
+         round_up(m->tape_segments > 1 ? (pair > 1 ? TAPE_SUMS + rows : rows) * m->tape_segments
+                                       : m->tape_rows,
+                  4));
   }
   uint32_t floats = 2 * p->x_floats + 2 * p->own_floats + p->partial_floats +
                     tape_heads_floats(p->group, p->head_dim, heads);
@@ -490,6 +493,11 @@ static int check_fit(const Gpu *g, const Target *card, Error *e) {
         plan->target.fingerprint, card->fingerprint);
   if (s->head_dim % 8)
     return fail(e, EXIT_INPUT, "head_dim %d: the GPU's kernels need a multiple of 8", s->head_dim);
+  for (int32_t n : {s->hidden, s->inter})
+    if (on_tape(g) && n % 8)
+      return fail(e, EXIT_PLAN,
+                  "vectors of %d: hand-offs of data need a multiple of 8; plan with --sync barrier",
+                  n);
   if (g->model->stop_count > STOP_IDS)
     return fail(e, EXIT_INPUT, "%d stop ids, the GPU's kernels take %d", g->model->stop_count,
                 STOP_IDS);
@@ -728,6 +736,32 @@ __global__ void __launch_bounds__(BLOCK, 1)
   }
 }
 
+// A vector as long as a residual from all workers to all, over and over. Round r hands on the number r, so that nothing need be emptied; two
+// copies by turns, because whoever has round r + 1 of everybody knows that everybody has read round r.
+enum { HANDOFF_VALUES = 2048 };
+
+__global__ void __launch_bounds__(BLOCK, 1)
+    handoff_kernel(const __grid_constant__ Params p, float *values, uint32_t rounds) {
+  const uint32_t row0 = HANDOFF_VALUES * blockIdx.x / p.workers,
+                 row1 = HANDOFF_VALUES * (blockIdx.x + 1) / p.workers;
+  bool lost = false;
+  for (uint32_t r = 1; r <= rounds; r++) {
+    float *copy = values + (r & 1) * HANDOFF_VALUES;
+    for (uint32_t i = row0 + threadIdx.x; i < row1; i += BLOCK) store_relaxed(copy + i, (float)r);
+    for (uint32_t e = threadIdx.x * 4; e < HANDOFF_VALUES; e += BLOCK * 4) {
+      unsigned long long begin = 0;
+      for (uint32_t polls = 1; !lost; polls++) {
+        const float4 v = load_relaxed4((const float4 *)(copy + e));
+        if (v.x == (float)r && v.y == (float)r && v.z == (float)r && v.w == (float)r) break;
+        if (polls % 1024) continue;
+        if (!begin) begin = global_nanoseconds();
+        lost = global_nanoseconds() - begin > p.patience_ns;
+      }
+    }
+    if (bar_sync_or(1, BLOCK, lost)) return;
+  }
+}
+
 // Median of several runs, in milliseconds; 0 on failure.
 template <class Launch> static double median_ms(Launch launch) {
   enum { RUNS = 7 };
@@ -780,9 +814,10 @@ extern "C" int gpu_probe(int device, uint32_t workers, FILE *sweep, Target *out,
   const uint64_t bytes = (uint64_t)2 << 30;
   void *data = nullptr, *words = nullptr;
   cudaError_t code = cudaMalloc(&data, bytes);
-  if (code == cudaSuccess) code = cudaMalloc(&words, 256);
+  const size_t room = 256 + 2 * HANDOFF_VALUES * sizeof(float);
+  if (code == cudaSuccess) code = cudaMalloc(&words, room);
   if (code == cudaSuccess) code = cudaMemset(data, 1, bytes);
-  if (code == cudaSuccess) code = cudaMemset(words, 0, 256);
+  if (code == cudaSuccess) code = cudaMemset(words, 0, room);
   if (code != cudaSuccess) {
     cudaFree(data);
     cudaFree(words);
@@ -807,6 +842,14 @@ extern "C" int gpu_probe(int device, uint32_t workers, FILE *sweep, Target *out,
                             : launch_cooperative(barrier_kernel, p.workers, BLOCK, 0, 0, p, rounds);
   });
   out->barrier_us = 1e3 * ms / rounds;
+  float *values = (float *)(scratch + 64);
+  ms = median_ms([&] {
+    cudaError_t c = cudaMemsetAsync(values, 0, 2 * HANDOFF_VALUES * sizeof(float), 0);
+    return c != cudaSuccess
+               ? c
+               : launch_cooperative(handoff_kernel, p.workers, BLOCK, 0, 0, p, values, rounds);
+  });
+  out->handoff_us = 1e3 * ms / rounds;
   if (sweep) {
     fprintf(sweep, "workers\tread_gbs\n");
     for (unsigned n = 1;; n += n < 8 ? n : n / 8 * 2) {

@@ -8,8 +8,8 @@ to order: no fence, no flag, no second trip to L2. The method is Lamport's, and 
 What it costs is care with the second use. A buffer must be empty again before anyone reads it for the next layer, and no value may be made
 empty that someone still wants. Both follow from reads of a whole vector. Every worker has rows in every matrix, so who has read all of a layer's
 activation knows that every worker has begun its down tile, and is done with all that came before. At that moment, in the long shadow of the down
-projection's weights, each worker empties what it wrote for this layer, and *fences*. Only then does it hand on its rows of the residual; whoever reads them may look
-at the emptied buffers again. The activation itself and the residual after down are not done with at that moment. They have two copies, used by turns,
+projection's weights, a warp that has nothing else to do empties what its worker wrote for this layer, and *fences*. Only then does the worker hand on its rows of the
+residual; whoever reads them may look at the emptied buffers again. The activation itself and the residual after down are not done with at that moment. They have two copies, used by turns,
 and are emptied a layer later.
 
 The same fence serves the K/V cache: rows written by an attend tile are in memory for everybody who has read the layer's residual.
@@ -58,9 +58,18 @@ struct Waiter {
     return true;
   }
 
+  template <class V> __device__ __forceinline__ void spin(const V *at) {
+    unsigned long long begin = 0;
+    for (uint32_t polls = 1; !failed && !there(fetch(at)); polls++)
+      if (polls % 1024 == 0) failed = lost(p, step, wave, begin);
+  }
+
   // Those of N values that `wanted(i)` says, all asked for at once; what was not there is asked for again. The others are zero.
+  // Hundreds of threads that ask over and over are a load on L2 that the weights feel. Who expects to wait for long is `patient`: one lane of a warp asks
+  // until its value is there, then all do.
   template <int N, class V, class At, class Wanted>
-  __device__ __forceinline__ void take(V (&v)[N], At at, Wanted wanted) {
+  __device__ __forceinline__ void take(V (&v)[N], At at, Wanted wanted, bool patient) {
+    if (patient && threadIdx.x % WARP == 0 && wanted(0)) spin(at(0));
 #pragma unroll
     for (int i = 0; i < N; i++) {
       v[i] = V{};

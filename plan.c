@@ -244,10 +244,10 @@ TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes) {
 }
 //< tape_cut
 
-/*: How large is the ring? What the worker needs for itself comes first: the vector that its rows are multiplied by, what
-attention works with (the query heads, the newest key and value, and a sum for each warp and head), its list of tiles, and
-four kilobytes of small things. All the rest is slots, up to six; with fewer than two, nothing could be read while a piece is
-being used. On cards with much shared memory a slot is 32 KB, else 16. :*/
+/*: How large is the ring? What the worker needs for itself comes first: the vector that its rows are multiplied by and the next one, which may
+arrive while a slow warp still reads the last; the residual rows that it adds to; the sums of row segments; what attention works with (the query heads,
+the newest key and value, and a sum for each warp and head, four or eight heads at once); its list of tiles, and some small things. All the rest is slots, up to six;
+with fewer than two, nothing could be read while a piece is being used. On cards with much shared memory a slot is 32 KB, else 16. :*/
 //> choose_ring
 enum {
   RING_LEAST = 2,
@@ -257,13 +257,33 @@ enum {
   SMALL_SLOT = 16 << 10,
   KNOWN_SHARED =
       99 << 10, // where the target does not say: what every card has since compute capability 8.0
-  SMALL_THINGS = 4 << 10
+  SMALL_THINGS = 512
 };
 
-uint64_t tape_reserve(const Shape *s, uint32_t tiles) {
+uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t slot_bytes, uint32_t tiles) {
   uint64_t group = (uint64_t)(s->heads / s->kv_heads), head = (uint64_t)s->head_dim;
-  uint64_t sums = TAPE_WARPS * (group < TAPE_GROUP ? group : TAPE_GROUP) * head;
-  uint64_t floats = (uint64_t)s->hidden + (group + 2) * head + sums;
+  uint64_t at_once = group <= TAPE_GROUP / 2 ? TAPE_GROUP / 2 : TAPE_GROUP;
+  uint64_t width = (uint64_t)s->heads * head, vector = 0, partial = 0;
+  const struct {
+    uint64_t columns, rows, pair;
+  } all[] = {{(uint64_t)s->hidden, (uint64_t)qkv_rows(s), 1},
+             {width, (uint64_t)s->hidden, 1},
+             {(uint64_t)s->hidden, (uint64_t)s->inter, 2},
+             {(uint64_t)s->inter, (uint64_t)s->hidden, 1},
+             {(uint64_t)s->hidden, (uint64_t)s->vocab, 1}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    TapeCut cut = tape_cut((uint32_t)all[i].columns, slot_bytes);
+    uint64_t rows = (all[i].rows + workers - 1) / workers;
+    if (rows > TAPE_SUMS) rows = TAPE_SUMS;
+    uint64_t sums =
+        cut.segments > 1 ? (all[i].pair * TAPE_SUMS - TAPE_SUMS + rows) * cut.segments : cut.rows;
+    // All segments of a row are read straight from where they are handed on; only down's vector is that long.
+    if ((i != 3 || cut.segments < TAPE_WARPS) && all[i].columns > vector) vector = all[i].columns;
+    if (sums > partial) partial = sums;
+  }
+  uint64_t own = ((uint64_t)s->hidden + workers - 1) / workers;
+  uint64_t attention = (group + 2) * head + TAPE_WARPS * at_once * (head + 2);
+  uint64_t floats = 2 * vector + 2 * (own + 3) + partial + 3 + attention;
   return floats * sizeof(float) + SMALL_THINGS + tiles * sizeof(Tile);
 }
 
@@ -276,8 +296,8 @@ static uint32_t tape_tiles(const Plan *p) {
 
 static void choose_ring(Plan *p) {
   uint64_t room = p->target.shared_bytes ? p->target.shared_bytes : KNOWN_SHARED;
-  uint64_t reserve = tape_reserve(&p->shape, tape_tiles(p));
   p->slot_bytes = room >= LARGE_SHARED ? LARGE_SLOT : SMALL_SLOT;
+  uint64_t reserve = tape_reserve(&p->shape, p->workers, p->slot_bytes, tape_tiles(p));
   uint64_t slots = room > reserve ? (room - reserve) / p->slot_bytes : 0;
   p->ring_slots = slots < RING_MOST ? (uint32_t)slots : RING_MOST;
 }
@@ -319,10 +339,6 @@ static int check_tape(const Plan *p, Error *e) {
   if (s->head_dim % 8 || s->head_dim > TAPE_HEAD)
     return no_tape(e, "heads of %d; must be a multiple of 8 and at most %d", s->head_dim,
                    TAPE_HEAD);
-  const int32_t widths[] = {s->hidden, s->heads * s->head_dim, s->inter};
-  for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
-    if (widths[i] % 8)
-      return no_tape(e, "a vector of %d; its length must be a multiple of 8", widths[i]);
   const struct {
     const char *what;
     int32_t rows;
@@ -335,10 +351,10 @@ static int check_tape(const Plan *p, Error *e) {
       return no_tape(e, "%u workers, and %d rows of %s; every worker needs one", p->workers,
                      matrices[i].rows, matrices[i].what);
   if (p->ring_slots < RING_LEAST)
-    return no_tape(e,
-                   "%u bytes of shared memory hold %u slots of %u bytes beside %llu; at least %d",
-                   t->shared_bytes, p->ring_slots, p->slot_bytes,
-                   (unsigned long long)tape_reserve(s, tape_tiles(p)), RING_LEAST);
+    return no_tape(
+        e, "%u bytes of shared memory hold %u slots of %u bytes beside %llu; at least %d",
+        t->shared_bytes, p->ring_slots, p->slot_bytes,
+        (unsigned long long)tape_reserve(s, p->workers, p->slot_bytes, tape_tiles(p)), RING_LEAST);
   if (check_columns(p, "qkv", (uint64_t)s->hidden, e) != 0 ||
       check_columns(p, "wo", (uint64_t)s->heads * (uint64_t)s->head_dim, e) != 0 ||
       check_columns(p, "down", (uint64_t)s->inter, e) != 0)

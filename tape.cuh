@@ -23,13 +23,17 @@ What a piece holds follows from the tile and the position alone. Both sides comp
 #include "attention.cuh"
 
 //> tape_ring
-enum { TAPE_BLOCK = BLOCK + WARP, SLOTS_MOST = 8 };
+enum {
+  TAPE_BLOCK = BLOCK + 2 * WARP,
+  SLOTS_MOST = 8
+}; // warps that compute, one that fetches, one that empties
 
 struct Ring {
   unsigned char *bytes;   // [ring_slots, slot_bytes]
   uint64_t *full, *empty; // [SLOTS_MOST]
   uint32_t *progress;     // turns that the computing warps have begun, of this block
-  uint32_t *leave;        // 1: stop fetching and go
+  uint32_t *emptied; // the turn of the last down tile for which this block has emptied its values
+  uint32_t *leave;   // 1: stop fetching and go
 };
 
 struct Lap { // a place on the ring
@@ -71,12 +75,12 @@ __device__ __forceinline__ uint32_t earlier_rows(uint32_t b0, uint32_t n, uint32
 struct Producer {
   const Params &p;
   const Ring &ring;
-  Lap at, paced; // paced: the piece before, which a speculative one waits for
+  Lap at, paced; // paced: PIECES_AHEAD before, which a speculative piece waits for
   uint32_t issued;
   bool left;
 
   __device__ __forceinline__ bool leaves() {
-    left = left || load_shared_volatile(ring.leave);
+    left = left || load_shared_acquire(ring.leave);
     return left;
   }
 
@@ -84,8 +88,8 @@ struct Producer {
   __device__ __forceinline__ bool begin(uint32_t turn, uint32_t bytes) {
     while (!mbarrier_test(ring.empty + at.slot, at.parity ^ 1))
       if (leaves()) return false;
-    if (issued) {
-      while (load_shared_volatile(ring.progress) < turn &&
+    if (issued >= PIECES_AHEAD) {
+      while (load_shared_acquire(ring.progress) < turn &&
              !mbarrier_test(ring.full + paced.slot, paced.parity))
         if (leaves()) return false;
       paced.advance(p.ring_slots);
@@ -161,7 +165,7 @@ __device__ __forceinline__ void fetch_tape(const Params &p, const Ring &ring, co
       }
       if (t.part >= chunks) continue;
       while (!fenced && !f.leaves())
-        if (load_shared_volatile(ring.progress) >= cache_turn) {
+        if (load_shared_acquire(ring.progress) >= cache_turn) {
           fence_gpu();
           fence_async_proxy();
           fenced = true;

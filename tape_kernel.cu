@@ -1,6 +1,6 @@
 /*: # The token loop on a tape
 
-The same tiles as in `tiles_kernel.cu`, without a barrier between them. Eight warps compute, a ninth fetches (`tape.cuh`), and results are handed on as values that say
+The same tiles as in `tiles_kernel.cu`, without a barrier between them. Eight warps compute, a ninth fetches (`tape.cuh`), a tenth empties, and results are handed on as values that say
 themselves that they are there (`handoff.cuh`).
 
 What a computing warp does in a wave of weights:
@@ -43,6 +43,7 @@ static __device__ __forceinline__ TapeShared tape_shared(const Params &p, unsign
   s.ring.empty = s.ring.full + SLOTS_MOST;
   s.ring.progress = (uint32_t *)(s.ring.empty + SLOTS_MOST);
   s.ring.leave = s.ring.progress + 1;
+  s.ring.emptied = s.ring.progress + 2;
   s.candidate = (Candidate *)(s.ring.progress + 4);
   s.squares = (float *)(s.candidate + WARPS);
   s.x = s.squares + 2 * WARPS;
@@ -66,7 +67,7 @@ static __device__ __forceinline__ bool always(int) { return true; }
 
 /*: ## A worker's place in the plan
 
-The tiles of the layer in work, for the residual rows to keep and for what is to be emptied; `before` are the rows of the layer before. :*/
+The tiles of the layer in work, for the residual rows to keep. :*/
 //> tape_place
 struct RowRange {
   uint32_t row0, row1;
@@ -80,10 +81,25 @@ struct Place {
       vectors; // staged in this launch, into two places by turns: a slow warp may still read the last
   uint32_t
       layer; // layers begun in this launch: its parity chooses the copy of a buffer that has two
-  uint32_t qkv, wo;
-  RowRange down, down_before, activation_before;
+  uint32_t wo;
+  RowRange down;
 };
 //< tape_place
+
+/*: The clock of a trace, and what the other warps watch: a turn has begun when its vector is there, to all of the block's computing threads. :*/
+//> tape_begin_turn
+static __device__ __forceinline__ void stamp(const Params &p, uint32_t step, uint32_t wave,
+                                             uint32_t end) {
+  if (p.trace && step == p.trace_step && threadIdx.x == 0)
+    p.trace[((uint64_t)blockIdx.x * (p.waves + 1) + wave) * 2 + end] = global_nanoseconds();
+}
+
+static __device__ __forceinline__ void begin_turn(const Params &p, const TapeShared &s,
+                                                  const Place &at, const Tile &t) {
+  if (threadIdx.x == 0) store_shared_release(s.ring.progress, at.turn);
+  stamp(p, at.step, t.wave, 0);
+}
+//< tape_begin_turn
 
 /*: ## The rows of a tile in the ring :*/
 //> tape_rows
@@ -142,6 +158,7 @@ struct VectorSource {
   const float *handed;       // a hand-off buffer, or NULL:
   const uint16_t *embedding; // the token's row
   const float *gains;        // of a norm, or NULL
+  bool slow;                 // attention comes between: it will take long
 };
 
 template <DType T>
@@ -161,7 +178,7 @@ static __device__ __forceinline__ bool stage_vector(const VectorSource &from, ui
     if (from.handed) {
       waiter.take(
           v, [&](int i) { return (const float4 *)(from.handed + e0 + i * BLOCK * 4); },
-          [&](int i) { return e0 + i * BLOCK * 4 < columns; });
+          [&](int i) { return e0 + i * BLOCK * 4 < columns; }, from.slow);
     } else {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -212,7 +229,7 @@ static __device__ __forceinline__ void take_segment(const float *handed, const P
   float4 v[2 * STEPS];
   waiter.take(
       v, [&](int i) { return (const float4 *)(handed + a.at / 2 + i / 2 * STEP_COLUMNS) + i % 2; },
-      [&](int i) { return (uint32_t)i / 2 * STEP_COLUMNS < a.width; });
+      [&](int i) { return (uint32_t)i / 2 * STEP_COLUMNS < a.width; }, true);
 #pragma unroll
   for (int i = 0; i < 2 * STEPS; i++) {
     float *to = &x[i / 2][i % 2 * 4];
@@ -223,26 +240,27 @@ static __device__ __forceinline__ void take_segment(const float *handed, const P
 
 /*: ## Emptying
 
-At the beginning of a down tile, when the block has all of the activation, every worker is done with what this layer's tiles handed on before it, and with the
-activation and the residual that the layer before handed on. The fence puts the emptying, and the K/V rows that this block has written, before the residual rows that
-it is about to hand on. :*/
+When the computing warps have begun a down tile, the block has all of the activation, and every worker is done with what this layer's tiles handed on before it, and with the
+activation and the residual that the layer before handed on. The tenth warp waits for that moment, layer after layer. Its fence puts the emptying, and the K/V rows that this
+block has written, before the residual rows that the block is about to hand on. :*/
 //> tape_empty
 static __device__ __forceinline__ void empty_rows(float *buffer, RowRange r) {
-  for (uint32_t i = r.row0 + threadIdx.x; i < r.row1; i += BLOCK) make_empty(buffer + i);
+  for (uint32_t i = r.row0 + threadIdx.x % WARP; i < r.row1; i += WARP) make_empty(buffer + i);
 }
 
-static __device__ __forceinline__ void empty_layer(const Params &p, const TapeShared &s,
-                                                   const Place &at) {
-  const uint32_t width = p.group * p.head_dim, other = (at.layer + 1) & 1;
-  empty_rows(p.qkv_out, range(s.tiles[at.qkv]));
-  empty_rows(p.after_wo, range(s.tiles[at.wo]));
+// What the tiles [qkv, wo] of a layer have handed on.
+static __device__ __forceinline__ void empty_tiles(const Params &p, const Tile *tiles, uint32_t qkv,
+                                                   uint32_t wo, uint32_t chunks) {
+  const uint32_t width = p.group * p.head_dim;
+  empty_rows(p.qkv_out, range(tiles[qkv]));
+  empty_rows(p.after_wo, range(tiles[wo]));
 #pragma unroll 1
-  for (uint32_t i = at.qkv + 1; i < at.wo; i++) {
-    const Tile t = s.tiles[i];
-    if (t.op == OP_MERGE && at.chunks > 1) empty_rows(p.merged, range(t));
-    if (t.op != OP_ATTEND || t.part >= at.chunks) continue;
+  for (uint32_t i = qkv + 1; i < wo; i++) {
+    const Tile t = tiles[i];
+    if (t.op == OP_MERGE && chunks > 1) empty_rows(p.merged, range(t));
+    if (t.op != OP_ATTEND || t.part >= chunks) continue;
     const RowRange rows = {t.row0 * width, t.row1 * width};
-    if (at.chunks == 1) {
+    if (chunks == 1) {
       empty_rows(p.merged, rows);
       continue;
     }
@@ -251,9 +269,36 @@ static __device__ __forceinline__ void empty_layer(const Params &p, const TapeSh
     empty_rows(p.score_max + t.part * p.heads, heads);
     empty_rows(p.denominator + t.part * p.heads, heads);
   }
-  empty_rows(p.after_down + other * p.hidden, at.down_before);
-  empty_rows(p.activations + other * p.inter, at.activation_before);
-  fence_gpu();
+}
+
+// The emptying warp's whole life.
+static __device__ __forceinline__ void empty_tape(const Params &p, const TapeShared &s,
+                                                  uint32_t tiles) {
+  uint32_t turn = 0, layer = 0, qkv = 0, wo = 0;
+  RowRange down_before = {0, 0}, activation_before = {0, 0};
+  for (uint32_t step = 0; step < p.steps; step++) {
+    const uint32_t chunks = chunks_in_use(p, p.position + step);
+    for (uint32_t i = 0; i < tiles; i++) {
+      const Tile t = s.tiles[i];
+      turn++;
+      if (t.op == OP_QKV) qkv = i;
+      if (t.op == OP_WO) wo = i;
+      if (t.op != OP_DOWN) continue;
+      while (load_shared_acquire(s.ring.progress) < turn) {
+        if (load_shared_acquire(s.ring.leave)) return;
+        nanosleep_short();
+      }
+      const uint32_t other = ++layer & 1; // the copy of the layer before
+      empty_tiles(p, s.tiles, qkv, wo, chunks);
+      empty_rows(p.after_down + other * p.hidden, down_before);
+      empty_rows(p.activations + other * p.inter, activation_before);
+      fence_gpu();
+      __syncwarp();
+      if (threadIdx.x % WARP == 0) store_shared_release(s.ring.emptied, turn);
+      down_before = range(t);
+      activation_before = range(s.tiles[i - 1]);
+    }
+  }
 }
 //< tape_empty
 
@@ -267,11 +312,11 @@ static __device__ __forceinline__ VectorSource source_of(const Params &p, const 
     return {
         t.layer ? residual : nullptr,
         (const uint16_t *)(p.weights + p.embedding.offset + (uint64_t)token * p.embedding.stride),
-        layer_vector(p, t.layer, p.attn_norm)};
-  case OP_WO: return {p.merged, nullptr, nullptr};
-  case OP_GATE_UP: return {p.after_wo, nullptr, layer_vector(p, t.layer, p.ffn_norm)};
-  case OP_DOWN: return {p.activations + (at.layer & 1) * p.inter, nullptr, nullptr};
-  default: return {p.after_down + (at.layer & 1) * p.hidden, nullptr, p.final_norm};
+        layer_vector(p, t.layer, p.attn_norm), false};
+  case OP_WO: return {p.merged, nullptr, nullptr, true};
+  case OP_GATE_UP: return {p.after_wo, nullptr, layer_vector(p, t.layer, p.ffn_norm), false};
+  case OP_DOWN: return {p.activations + (at.layer & 1) * p.inter, nullptr, nullptr, true};
+  default: return {p.after_down + (at.layer & 1) * p.hidden, nullptr, p.final_norm, false};
   }
 }
 
@@ -299,6 +344,33 @@ static __device__ __forceinline__ void hand_on_row(const Params &p, const TapeSh
     hand_on(p.after_down + (at.layer & 1) * p.hidden + row, s.own[p.own_floats + i] + y);
     break;
   default: store_l2(p.logits + row, y); best = better(best, candidate(y, (int32_t)row));
+  }
+}
+
+static __device__ __forceinline__ void wait_emptied(const TapeShared &s, uint32_t turn) {
+  while (load_shared_acquire(s.ring.emptied) < turn)
+    ;
+}
+
+// Rows [i0, i1), whose segments have been multiplied by different warps.
+static __device__ __forceinline__ void add_segments(const Params &p, const TapeShared &s,
+                                                    const Tile &t, const Place &at,
+                                                    uint32_t segments, uint32_t i0, uint32_t i1,
+                                                    Candidate &best) {
+  const bool pairs = t.op == OP_GATE_UP;
+  if (t.op == OP_DOWN) wait_emptied(s, at.turn);
+#pragma unroll 1
+  for (uint32_t i = i0 + threadIdx.x; i < i1; i += BLOCK) {
+    float y = 0, up = 0;
+    const float *bias = bias_of(p, t, false), *up_bias = bias_of(p, t, true);
+    const float *sums = s.partial + (i - i0) * segments;
+    if (bias) y = bias[t.row0 + i];
+    if (pairs && up_bias) up = up_bias[t.row0 + i];
+    for (uint32_t k = 0; k < segments; k++) {
+      y += sums[k];
+      if (pairs) up += sums[TAPE_SUMS * segments + k];
+    }
+    hand_on_row(p, s, t, at, i, y, up, best);
   }
 }
 
@@ -343,11 +415,11 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
       factor = 1.0f / sqrtf(sum / (float)p.hidden + p.rms_eps);
     }
   }
-  if (threadIdx.x == 0) store_shared_volatile(s.ring.progress, at.turn);
-  if (t.op == OP_DOWN) empty_layer(p, s, at);
+  begin_turn(p, s, at, t);
   if (!asked) return true;
 
-  bool taken = true; // the first row is in registers
+  bool taken = true;  // the first row is in registers
+  uint32_t begun = 0; // rows before it have been handed on
 #pragma unroll 1
   for (uint32_t r0 = 0; r0 < n; r0 += at_once) {
     const uint32_t rows = min(at_once, n - r0);
@@ -370,7 +442,7 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
         }
         const float y = dot_row<T>(w, x) * factor + add;
         if (threadIdx.x % WARP) continue;
-        if (a.segments > 1) s.partial[(up * n + i) * a.segments + a.segment] = y;
+        if (a.segments > 1) s.partial[(up * TAPE_SUMS + i - begun) * a.segments + a.segment] = y;
         else if (pairs && !up) s.partial[r] = y;
         else if (pairs) hand_on_row(p, s, t, at, i, s.partial[r], y, best);
         else hand_on_row(p, s, t, at, i, y, 0, best);
@@ -379,20 +451,11 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
       if (kept) reader.release(); // none of its rows is this warp's
       kept = false;
     }
-  }
-  if (a.segments == 1) return true;
-  sync_block();
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < n; i += BLOCK) {
-    float y[2] = {0, 0};
-    for (uint32_t up = 0; up < 1u + pairs; up++) {
-      const float *bias = bias_of(p, t, up);
-      const float add = bias ? bias[t.row0 + i] : 0;
-      float sum = 0;
-      for (uint32_t k = 0; k < a.segments; k++) sum += s.partial[(up * n + i) * a.segments + k];
-      y[up] = sum + add;
-    }
-    hand_on_row(p, s, t, at, i, y[0], y[1], best);
+    if (a.segments == 1 || (r0 + rows < n && r0 + rows + at_once - begun <= TAPE_SUMS)) continue;
+    sync_block();
+    add_segments(p, s, t, at, a.segments, begun, r0 + rows, best);
+    begun = r0 + rows;
+    if (begun < n) sync_block(); // before the sums are written over
   }
   return true;
 }
@@ -419,10 +482,10 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
                   [&](const float *a, const float *b) {
                     float v[2];
                     waiter.take(
-                        v, [&](int i) { return i ? b : a; }, always);
+                        v, [&](int i) { return i ? b : a; }, always, false);
                     return make_float2(v[0], v[1]);
                   });
-    if (threadIdx.x == 0) store_shared_volatile(s.ring.progress, at.turn);
+    begin_turn(p, s, at, t);
     HeadStates<H> st;
     clear(st);
     float q[H][8];
@@ -463,6 +526,7 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
 static __device__ __forceinline__ void merge_tile(const Params &p, const Tile &t, const Place &at,
                                                   Waiter &waiter) {
   if (at.chunks == 1) return;
+  stamp(p, at.step, t.wave, 0);
   const uint32_t lane = threadIdx.x % WARP;
 #pragma unroll 1
   for (uint32_t e = t.row0 + threadIdx.x / WARP * 4; e < t.row1; e += WARPS * 4) {
@@ -481,9 +545,9 @@ static __device__ __forceinline__ void merge_tile(const Params &p, const Tile &t
           [&](int) {
             return (const float4 *)(p.attention + (uint64_t)c * p.heads * p.head_dim + e);
           },
-          mine_only);
+          mine_only, true);
       waiter.take(
-          of, [&](int i) { return (i ? p.denominator : p.score_max) + state; }, mine_only);
+          of, [&](int i) { return (i ? p.denominator : p.score_max) + state; }, mine_only, false);
       if (!mine) of[0] = -INFINITY;
       const float before = most;
       const float largest = warp_max(of[0]);
@@ -512,16 +576,10 @@ static __device__ __forceinline__ int32_t take_candidates(const Params &p, const
   for (uint32_t i = threadIdx.x; i < p.slots; i += BLOCK) {
     uint64_t v[1];
     waiter.take(
-        v, [&](int) { return p.candidates + copy * p.slots + i; }, always);
+        v, [&](int) { return p.candidates + copy * p.slots + i; }, always, true);
     best = better(best, {__uint_as_float((uint32_t)v[0]), (int32_t)(v[0] >> 32)});
   }
   return block_best(best, s.candidate).id;
-}
-
-static __device__ __forceinline__ void stamp(const Params &p, uint32_t step, uint32_t wave,
-                                             uint32_t end) {
-  if (p.trace && step == p.trace_step && threadIdx.x == 0)
-    p.trace[((uint64_t)blockIdx.x * (p.waves + 1) + wave) * 2 + end] = global_nanoseconds();
 }
 
 // Decides for the block. False: leave.
@@ -537,21 +595,16 @@ static __device__ __forceinline__ bool play_token(const Params &p, const TapeSha
     const Tile t = s.tiles[i];
     waiter.wave = t.wave;
     at.turn++;
-    stamp(p, at.step, t.wave, 0);
     if (t.op == OP_ATTEND) attend_tile<T, H>(p, s, t, at, reader, waiter);
     else if (t.op == OP_MERGE) merge_tile(p, t, at, waiter);
     else {
       if (t.op == OP_QKV)
-        for (at.qkv = at.wo = i; s.tiles[at.wo].op != OP_WO;) at.wo++;
+        for (at.wo = i; s.tiles[at.wo].op != OP_WO;) at.wo++;
       if (t.op == OP_GATE_UP) at.down = range(s.tiles[i + 1]);
       if (t.op == OP_LM_HEAD) at.layer--; // the last that was begun, not one more
       if (!weights_tile<T>(p, s, t, at, token, wanted, reader, waiter, best)) return false;
       if (t.op == OP_LM_HEAD) at.layer++;
-      if (t.op == OP_DOWN) {
-        at.down_before = range(t);
-        at.activation_before = range(s.tiles[i - 1]);
-        at.layer++;
-      }
+      if (t.op == OP_DOWN) at.layer++;
     }
     stamp(p, at.step, t.wave, 1);
   }
@@ -579,13 +632,14 @@ __global__ void __launch_bounds__(TAPE_BLOCK, 1) tape_kernel(const __grid_consta
       mbarrier_init(s.ring.full + i, TAPE_FULL_ARRIVALS);
       mbarrier_init(s.ring.empty + i, WARPS);
     }
-    *s.ring.progress = *s.ring.leave = 0;
+    *s.ring.progress = *s.ring.leave = *s.ring.emptied = 0;
     mbarrier_init_fence();
   }
   __syncthreads();
   if (blockIdx.x == p.lost) return;
   if (threadIdx.x >= BLOCK) {
-    fetch_tape(p, s.ring, s.tiles, tiles);
+    if (threadIdx.x < BLOCK + WARP) fetch_tape(p, s.ring, s.tiles, tiles);
+    else empty_tape(p, s, tiles);
     return;
   }
 
@@ -615,6 +669,6 @@ __global__ void __launch_bounds__(TAPE_BLOCK, 1) tape_kernel(const __grid_consta
     if (stop) break;
     made++;
   }
-  if (threadIdx.x == 0) store_shared_volatile(s.ring.leave, 1);
+  if (threadIdx.x == 0) store_shared_release(s.ring.leave, 1);
 }
 //< tape_loop

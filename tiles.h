@@ -638,6 +638,7 @@ enum {
   TAPE_GROUP = 8, // query heads of a K/V head, at most
   TAPE_HEAD = 256 // a head's size, at most
 };
+enum { TAPE_SUMS = 128 }; // rows whose segments' sums wait for each other, at most
 typedef struct TapeCut {
   uint32_t segments; // of a row: 1, 2 or 8, each of at most TAPE_SEGMENT columns
   uint32_t rows;     // of a piece, a multiple of TAPE_WARPS / segments; 0: such rows do not fit
@@ -645,7 +646,7 @@ typedef struct TapeCut {
 TapeCut tape_cut(uint32_t columns,
                  uint32_t slot_bytes); // two-byte columns, padded to a multiple of 8
 // Bytes of shared memory that a worker with so many tiles needs beside the ring.
-uint64_t tape_reserve(const Shape *s, uint32_t tiles);
+uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t slot_bytes, uint32_t tiles);
 enum { PLAN_MAX_WORKERS = 1 << 16, PLAN_MAX_CHUNKS = 64, PLAN_MAX_TILES = 1 << 22 };
 
 typedef struct WaveCost {

@@ -29,6 +29,7 @@ static void wave_times(const Plan *p, const uint64_t *ns, WaveTime *out) {
     double work = 0, busy = 0;
     for (uint32_t w = 0; w < p->workers; w++) {
       const uint64_t *t = ns + w * row + 2 * (size_t)i;
+      if (!t[0]) continue; // without a tile, with hand-offs of data
       if (t[0] < begin) begin = t[0];
       if (i == p->wave_count) continue;
       if (t[1] > end) end = t[1];
@@ -36,11 +37,13 @@ static void wave_times(const Plan *p, const uint64_t *ns, WaveTime *out) {
       work += us / p->workers;
       if (us > busy) busy = us;
     }
-    double at = (double)(begin - zero) / 1e3;
+    // A wave in which nobody had anything to do takes no time.
+    double at = begin != UINT64_MAX ? (double)(begin - zero) / 1e3 : i ? out[i - 1].end : 0;
+    if (begin == UINT64_MAX) end = 0;
     if (i) out[i - 1].next = at;
     if (i < p->wave_count)
-      out[i] =
-          (WaveTime){.begin = at, .end = (double)(end - zero) / 1e3, .busy = busy, .work = work};
+      out[i] = (WaveTime){
+          .begin = at, .end = end ? (double)(end - zero) / 1e3 : at, .busy = busy, .work = work};
   }
 }
 //< trace_waves

@@ -581,7 +581,8 @@ static const char *tape_header(const Plan *p) {
   return NULL;
 }
 
-// Ring, staged vector, attention, small things, and 24 bytes for each tile of the worker that has most.
+// Ring, two staged vectors, own rows, a piece's sums (rows of one segment, as tiny shapes have), attention, small things, and 24 bytes for each tile of
+// the worker that has most.
 static bool tape_room(const Plan *p) {
   const Shape *h = &p->shape;
   double group = (double)h->heads / h->kv_heads, dim = h->head_dim, tiles = 0;
@@ -590,8 +591,17 @@ static bool tape_room(const Plan *p) {
     for (uint32_t i = 0; i < p->tile_count; i++) own += p->tile[i].worker == w;
     if (own > tiles) tiles = own;
   }
-  double bytes = (double)p->ring_slots * p->slot_bytes + 4 * (h->hidden + (group + 2) * dim) +
-                 4 * 8 * group * dim + 4096 + 24 * tiles;
+  double columns[] = {h->hidden, h->heads * dim, h->inter}, widest = 0, rows = 0;
+  for (int k = 0; k < 3; k++) {
+    double row = 16 * ceil(columns[k] / 8), fit = fmin(64, floor(p->slot_bytes / row));
+    widest = fmax(widest, columns[k]);
+    rows = fmax(rows, 8 * floor(fit / 8));
+  }
+  double heads = group <= 4 ? 4 : 8, own = ceil((double)h->hidden / p->workers);
+  double bytes =
+      (double)p->ring_slots * p->slot_bytes + 512 +
+      4 * (2 * widest + 2 * (own + 3) + rows + 3 + (group + 2) * dim + 8 * heads * (dim + 2)) +
+      24 * tiles;
   return p->target.shared_bytes == 0 || bytes <= p->target.shared_bytes;
 }
 //< brute_tapes

@@ -473,7 +473,7 @@ template <RingFlaw FLAW> __global__ void ring(const float *from, float *out, uin
       tape_copy(to, piece, first, full + s);
       tape_copy(to + first, piece + first, bytes - first, full + s);
       tape_end(full + s);
-      if (t % 32 == 0) store_shared_volatile(fetched, i + 1);
+      if (t % 32 == 0) store_shared_release(fetched, i + 1);
     }
     return;
   }
@@ -494,7 +494,7 @@ template <RingFlaw FLAW> __global__ void ring(const float *from, float *out, uin
     __syncwarp();
     if (FLAW != EARLY_EMPTY && back) mbarrier_arrive(empty + s);
   }
-  while (load_shared_volatile(fetched) < RING_PIECES) {}
+  while (load_shared_acquire(fetched) < RING_PIECES) {}
   bool nan = bar_sync_or(1, 32 * RING_CONSUMERS, isnan(sum));
   if (t == 0) store_l2(nans + blockIdx.x, (uint32_t)nan);
   store_relaxed(out + blockIdx.x * 32 * RING_CONSUMERS + t, sum);

@@ -570,7 +570,8 @@ static void check_tape(const Plan *p) {
   uint32_t room = p->target.shared_bytes ? p->target.shared_bytes : 101376, most = 0;
   for (uint32_t w = 0; w < p->workers; w++)
     if (p->first[w + 1] - p->first[w] > most) most = p->first[w + 1] - p->first[w];
-  assert_true(p->ring_slots * p->slot_bytes + tape_reserve(s, most) <= room);
+  assert_true(p->ring_slots * p->slot_bytes + tape_reserve(s, p->workers, p->slot_bytes, most) <=
+              room);
   assert_int_equal(p->slot_bytes, room >= 163840 ? 32768 : 16384);
 
   // How far each worker's bytes have come, after any wave: one row of each opcode apart, at most.
@@ -748,21 +749,23 @@ static void tapes_refused(void **state) {
   REFUSED("132 workers, and 131 rows of lm_head", s.vocab = 131);
   REFUSED("down has rows of 16385 columns; at most 16384", s.inter = 16385);
   REFUSED("down has rows of 28672 bytes; a slot holds 16384", s.inter = 14336;
-          t.shared_bytes = 101376);
+          t.shared_bytes = 163839);
   REFUSED("49152 bytes of shared memory hold 1 slots of 16384 bytes beside",
           t.shared_bytes = 49152);
   REFUSED("1024 bytes of shared memory hold 0 slots of 16384 bytes beside", t.shared_bytes = 1024);
 #undef REFUSED
   // To the byte: two slots, and not a byte less.
   s = llama;
-  t = card(132, (uint32_t)(2 * 16384 + tape_reserve(&s, 6 * 16 + 1)));
+  t = card(132, (uint32_t)(2 * 16384 + tape_reserve(&s, 132, 16384, 6 * 16 + 1)));
   assert_ok(plan_make(&s, &t, &p, &e), &e);
   assert_int_equal(p.ring_slots, 2);
   plan_free(&p);
   t.shared_bytes--;
   assert_int_equal(plan_make(&s, &t, &p, &e), -1);
-  // What the shape asks for, by hand: 2,048 floats; (4 + 2) heads of 64; 8 sums of 4 heads; 97 tiles.
-  assert_int_equal(tape_reserve(&s, 97), 4 * (2048 + 6 * 64 + 8 * 4 * 64) + 4096 + 24 * 97);
+  // What the shape asks for, by hand: two vectors of 2,048; two times 16 residual rows and 3; sums of 16 rows of eight segments and 3; (4 + 2) heads of 64;
+  // 8 sums of 4 heads and their two states; 512 bytes; 97 tiles.
+  assert_int_equal(tape_reserve(&s, 132, 32768, 97),
+                   4 * (2 * 2048 + 2 * 19 + 131 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
 }
 
 static void what_a_tape_costs(void **state) {

@@ -401,7 +401,8 @@ static void agree_on_mutants(void **state) {
   }
   for (int b = 0; b < TAPES; b++) {
     uint32_t most = 6 * (uint32_t)tapes[b].s.layers + 1; // tiles of a worker
-    uint64_t room = 2 * (16 << 10) + tape_reserve(&tapes[b].s, most) + 10;
+    uint64_t room =
+        2 * (16 << 10) + tape_reserve(&tapes[b].s, tapes[b].workers, 16 << 10, most) + 10;
     Target t = card(tapes[b].workers, tapes[b].tight ? (uint32_t)room : 0);
     agree(&tapes[b].s, &t, &r, &valid[1], refused[1]);
   }
@@ -963,7 +964,8 @@ static void header_of_a_tape(void **state) {
   // To the byte: what is beside the ring, and a tile's own twenty-four.
   Error e;
   base_tape(&p);
-  p.target.shared_bytes = p.ring_slots * p.slot_bytes + (uint32_t)tape_reserve(&p.shape, 6 * 2 + 1);
+  p.target.shared_bytes = p.ring_slots * p.slot_bytes +
+                          (uint32_t)tape_reserve(&p.shape, p.workers, p.slot_bytes, 6 * 2 + 1);
   assert_ok(plan_validate(&p, &e), &e);
   assert_null(brute_force(&p));
   p.target.shared_bytes--;
