@@ -283,6 +283,7 @@ struct DeviceMatrix {
   // How rows pass through a ring (tape_cut).
   uint32_t tape_rows, tape_segments;
   uint32_t tape_columns; // of a segment: the last may have fewer
+  uint32_t tape_whole;   // 4 or 8: every segment is so many times 256 columns; 0: something else
 };
 
 struct Candidate {
@@ -302,7 +303,7 @@ struct Params {
   // shape
   uint32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, group;
   float rms_eps, score_scale;
-  bool qk_norm, one_pass;
+  bool qk_norm, one_pass, biased;
   // weights
   const uint8_t *weights;
   uint64_t layer_bytes;

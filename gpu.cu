@@ -194,6 +194,9 @@ static void lay_out(Gpu *g) {
     TapeCut cut = tape_cut(m->columns, p->slot_bytes);
     m->tape_rows = cut.rows, m->tape_segments = cut.segments;
     m->tape_columns = round_up((m->columns + cut.segments - 1) / cut.segments, 8);
+    const uint32_t steps = m->columns / cut.segments / STEP_COLUMNS;
+    m->tape_whole =
+        m->columns % (cut.segments * STEP_COLUMNS) == 0 && (steps == 4 || steps == 8) ? steps : 0;
   }
 }
 //< gpu_layout
@@ -252,10 +255,7 @@ static uint32_t tape_shared_bytes(Gpu *g) {
     const uint32_t n = t->row1 - t->row0, pair = t->op == OP_GATE_UP ? 2 : 1;
     if (t->op == OP_WO || t->op == OP_DOWN) more(&p->own_floats, round_up(n, 4));
     const uint32_t rows = n < TAPE_SUMS ? n : (uint32_t)TAPE_SUMS;
-    more(&p->partial_floats,
-         round_up(m->tape_segments > 1 ? (pair > 1 ? TAPE_SUMS + rows : rows) * m->tape_segments
-                                       : m->tape_rows,
-                  4));
+    more(&p->partial_floats, round_up((pair > 1 ? TAPE_SUMS + rows : rows) * m->tape_segments, 4));
   }
   uint32_t floats = 2 * p->x_floats + 2 * p->own_floats + p->partial_floats +
                     tape_heads_floats(p->group, p->head_dim, heads);
@@ -548,6 +548,7 @@ static void fill_params(Gpu *g) {
   p->rms_eps = s->rms_eps;
   p->score_scale = 1.0f / sqrtf((float)s->head_dim);
   p->qk_norm = s->qk_norm, p->one_pass = plan->one_pass;
+  p->biased = s->qkv_bias || s->o_bias || s->mlp_bias;
   p->workers = plan->workers, p->waves = plan->wave_count, p->chunks = plan->chunks;
   p->ffn_parts = plan->ffn_parts, p->slots = plan->slots, p->fused_context = plan->fused_context;
   p->head_wave = plan->wave_count;

@@ -58,18 +58,9 @@ struct Waiter {
     return true;
   }
 
-  template <class V> __device__ __forceinline__ void spin(const V *at) {
-    unsigned long long begin = 0;
-    for (uint32_t polls = 1; !failed && !there(fetch(at)); polls++)
-      if (polls % 1024 == 0) failed = lost(p, step, wave, begin);
-  }
-
   // Those of N values that `wanted(i)` says, all asked for at once; what was not there is asked for again. The others are zero.
-  // Hundreds of threads that ask over and over are a load on L2 that the weights feel. Who expects to wait for long is `patient`: one lane of a warp asks
-  // until its value is there, then all do.
   template <int N, class V, class At, class Wanted>
-  __device__ __forceinline__ void take(V (&v)[N], At at, Wanted wanted, bool patient) {
-    if (patient && threadIdx.x % WARP == 0 && wanted(0)) spin(at(0));
+  __device__ __forceinline__ void take(V (&v)[N], At at, Wanted wanted) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
       v[i] = V{};

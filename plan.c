@@ -275,8 +275,7 @@ uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t slot_bytes, uin
     TapeCut cut = tape_cut((uint32_t)all[i].columns, slot_bytes);
     uint64_t rows = (all[i].rows + workers - 1) / workers;
     if (rows > TAPE_SUMS) rows = TAPE_SUMS;
-    uint64_t sums =
-        cut.segments > 1 ? (all[i].pair * TAPE_SUMS - TAPE_SUMS + rows) * cut.segments : cut.rows;
+    uint64_t sums = (all[i].pair * TAPE_SUMS - TAPE_SUMS + rows) * cut.segments;
     // All segments of a row are read straight from where they are handed on; only down's vector is that long.
     if ((i != 3 || cut.segments < TAPE_WARPS) && all[i].columns > vector) vector = all[i].columns;
     if (sums > partial) partial = sums;

@@ -25,8 +25,9 @@ What a piece holds follows from the tile and the position alone. Both sides comp
 //> tape_ring
 enum {
   TAPE_BLOCK = BLOCK + 2 * WARP,
-  SLOTS_MOST = 8
-}; // warps that compute, one that fetches, one that empties
+  SLOTS_MOST = 8,
+  PIECES_AHEAD = 1 // speculative pieces that are on the way together
+};                 // warps that compute, one that fetches, one that empties
 
 struct Ring {
   unsigned char *bytes;   // [ring_slots, slot_bytes]
@@ -88,7 +89,7 @@ struct Producer {
   __device__ __forceinline__ bool begin(uint32_t turn, uint32_t bytes) {
     while (!mbarrier_test(ring.empty + at.slot, at.parity ^ 1))
       if (leaves()) return false;
-    if (issued >= PIECES_AHEAD) {
+    if (issued >= (uint32_t)PIECES_AHEAD) {
       while (load_shared_acquire(ring.progress) < turn &&
              !mbarrier_test(ring.full + paced.slot, paced.parity))
         if (leaves()) return false;
@@ -186,17 +187,22 @@ struct Reader {
   const Params &p;
   const Ring &ring;
   Lap at;
+  uint32_t offset; // of the slot
 
   __device__ __forceinline__ const unsigned char *wait() const {
     while (!mbarrier_test(ring.full + at.slot, at.parity))
       ;
-    return ring.bytes + at.slot * p.slot_bytes;
+    return ring.bytes + offset;
+  }
+  __device__ __forceinline__ void advance() {
+    at.advance(p.ring_slots);
+    offset = at.slot ? offset + p.slot_bytes : 0;
   }
   // This warp has what it needs of the piece.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (threadIdx.x % WARP == 0) mbarrier_arrive(ring.empty + at.slot);
-    at.advance(p.ring_slots);
+    advance();
   }
 };
 //< tape_reader

@@ -8,12 +8,12 @@ What a computing warp does in a wave of weights:
 1. Take its first row of the tile's first piece out of the ring into registers, which frees the slot: the ring runs a slot further ahead.
 2. Wait for the vector. All of the block's threads share the reading, apply the norm's gains, and put it into shared memory; then every warp takes its own
    segment of the vector into registers, where it stays for the whole tile.
-3. Row by row: 16 bytes a lane from the ring, multiply, sum over the lanes, hand on. A row's result leaves as soon as it exists.
+3. Row by row: 16 bytes a lane from the ring, multiply; every four rows, sum over the lanes.
+4. A thread a row: add what belongs to it, hand it on.
 
 RMSNorm needs the sum of all squares, but only as a factor: W(g·x)·s is s·W(g·x). So the dot products begin at once, with the gains applied, and the factor is multiplied to the results.
 
-With long rows, eight warps share a row, a segment each, and nobody needs the whole vector: every warp waits for its own segment and reads it straight into registers. Their sums meet in
-shared memory at the end of the tile. :*/
+With long rows, eight warps share a row, a segment each, and nobody needs the whole vector: every warp waits for its own segment and reads it straight into registers. :*/
 #include "handoff.cuh"
 #include "tape.cuh"
 
@@ -105,48 +105,83 @@ static __device__ __forceinline__ void begin_turn(const Params &p, const TapeSha
 //> tape_rows
 // A warp's part of a matrix: its segment of every row that falls to it.
 struct Part {
-  uint32_t segment, segments, row, rows; // first row in a piece, and how far to the next
-  uint32_t at,
-      width; // this lane's first byte in a row, and the columns from its first to the segment's end
+  uint32_t segment, segments;
+  uint32_t row, rows;     // first row in a piece, and how far to the next
+  uint32_t at, step;      // this lane's first byte in a piece, and in its warp's next row
+  uint32_t column, width; // its first column, and the columns from there to the segment's end
 };
 
+// Keeps a value in a register: a matrix's fields, chosen by the opcode, would else be loads from constant memory in the loop over its rows.
+static __device__ __forceinline__ uint32_t opaque(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 static __device__ __forceinline__ Part part_of(const DeviceMatrix &m) {
-  const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = opaque(m.stride);
   Part a;
-  a.segments = m.tape_segments;
+  a.segments = opaque(m.tape_segments);
   a.segment = warp & (a.segments - 1); // a power of two
-  a.rows = WARPS / a.segments;
-  a.row = warp / a.segments;
-  const uint32_t first = a.segment * m.tape_columns + lane * 8;
+  const uint32_t shift = a.segments == 1 ? 0 : a.segments == 2 ? 1 : 3;
+  a.rows = WARPS >> shift;
+  a.row = warp >> shift;
+  a.column = a.segment * m.tape_columns + lane * 8;
   const uint32_t end = min(m.columns, (a.segment + 1) * m.tape_columns);
-  a.at = first * 2;
-  a.width = first < end ? end - first : 0;
+  a.width = a.column < end ? end - a.column : 0;
+  a.at = a.row * stride + a.column * 2;
+  a.step = a.rows * stride;
   return a;
 }
 
-// A lane's weights of one row: zeros beyond the segment.
-static __device__ __forceinline__ void take_row(const unsigned char *slot, uint32_t stride,
-                                                uint32_t row, const Part &a, uint4 (&w)[STEPS]) {
-  const uint4 *from = (const uint4 *)(slot + row * stride + a.at);
+// A lane's weights of one row: zeros beyond the segment. WHOLE: all J times 256 columns are inside.
+template <int J, bool WHOLE>
+static __device__ __forceinline__ void take_row(const unsigned char *row, const Part &a,
+                                                uint4 (&w)[STEPS]) {
+  const uint4 *from = (const uint4 *)row;
 #pragma unroll
-  for (uint32_t j = 0; j < STEPS; j++)
-    w[j] = j * STEP_COLUMNS < a.width ? from[j * WARP] : make_uint4(0, 0, 0, 0);
+  for (uint32_t j = 0; j < J; j++)
+    w[j] = WHOLE || j * STEP_COLUMNS < a.width ? from[j * WARP] : make_uint4(0, 0, 0, 0);
 }
 
-// Four sums, so that no multiplication waits for the one before it.
-template <DType T>
+// A lane's part of a row's product. Four sums, so that no multiplication waits for the one before it.
+template <DType T, int J>
 static __device__ __forceinline__ float dot_row(const uint4 (&w)[STEPS],
                                                 const float (&x)[STEPS][8]) {
   float sum[4] = {0, 0, 0, 0};
 #pragma unroll
-  for (int j = 0; j < STEPS; j++) {
+  for (int j = 0; j < J; j++) {
     float v[8];
     widen8<T>(w[j], v);
 #pragma unroll
     for (int k = 0; k < 8; k++) sum[k % 4] = fmaf(v[k], x[j][k], sum[k % 4]);
   }
-  return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
+
+// The sums over the lanes of four rows at once: six exchanges instead of twenty. Rows are pushed one by one; a row's sum goes to `at` in shared memory.
+struct FourRows {
+  float v[4] = {0, 0, 0, 0};
+  uint32_t at[4] = {0, 0, 0, 0}, n = 0;
+
+  __device__ __forceinline__ void push(float y, uint32_t to, float *sums) {
+    v[3] = v[2], v[2] = v[1], v[1] = v[0], v[0] = y;
+    at[3] = at[2], at[2] = at[1], at[1] = at[0], at[0] = to;
+    if (++n == 4) flush(sums);
+  }
+  __device__ __forceinline__ void flush(float *sums) {
+    const uint32_t lane = threadIdx.x % WARP;
+    const bool high = lane & 16, odd = lane & 8;
+    const float a = (high ? v[2] : v[0]) + __shfl_xor_sync(0xffffffffu, high ? v[0] : v[2], 16);
+    const float b = (high ? v[3] : v[1]) + __shfl_xor_sync(0xffffffffu, high ? v[1] : v[3], 16);
+    float c = (odd ? b : a) + __shfl_xor_sync(0xffffffffu, odd ? a : b, 8);
+#pragma unroll
+    for (int o = 4; o; o >>= 1) c += __shfl_xor_sync(0xffffffffu, c, o);
+    const uint32_t to = odd ? (high ? at[3] : at[1]) : (high ? at[2] : at[0]);
+    if (lane % 8 == 0 && lane / 8 < n) sums[to] = c;
+    v[0] = v[1] = v[2] = v[3] = 0;
+    n = 0;
+  }
+};
 //< tape_rows
 
 /*: ## The vector
@@ -158,7 +193,6 @@ struct VectorSource {
   const float *handed;       // a hand-off buffer, or NULL:
   const uint16_t *embedding; // the token's row
   const float *gains;        // of a norm, or NULL
-  bool slow;                 // attention comes between: it will take long
 };
 
 template <DType T>
@@ -178,7 +212,7 @@ static __device__ __forceinline__ bool stage_vector(const VectorSource &from, ui
     if (from.handed) {
       waiter.take(
           v, [&](int i) { return (const float4 *)(from.handed + e0 + i * BLOCK * 4); },
-          [&](int i) { return e0 + i * BLOCK * 4 < columns; }, from.slow);
+          [&](int i) { return e0 + i * BLOCK * 4 < columns; });
     } else {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -210,13 +244,14 @@ static __device__ __forceinline__ bool stage_vector(const VectorSource &from, ui
 }
 
 // This lane's elements of the staged vector into registers.
+template <int J, bool WHOLE>
 static __device__ __forceinline__ void lane_vector(const float *staged, uint32_t columns,
                                                    const Part &a, float (&x)[STEPS][8]) {
-  const float4 *low = (const float4 *)staged + a.at / 16, *high = low + columns / 8;
+  const float4 *low = (const float4 *)staged + a.column / 8, *high = low + columns / 8;
   const float4 zero = make_float4(0, 0, 0, 0);
 #pragma unroll
-  for (uint32_t j = 0; j < STEPS; j++) {
-    const bool inside = j * STEP_COLUMNS < a.width;
+  for (uint32_t j = 0; j < J; j++) {
+    const bool inside = WHOLE || j * STEP_COLUMNS < a.width;
     const float4 l = inside ? low[j * WARP] : zero, h = inside ? high[j * WARP] : zero;
     x[j][0] = l.x, x[j][1] = l.y, x[j][2] = l.z, x[j][3] = l.w;
     x[j][4] = h.x, x[j][5] = h.y, x[j][6] = h.z, x[j][7] = h.w;
@@ -224,14 +259,16 @@ static __device__ __forceinline__ void lane_vector(const float *staged, uint32_t
 }
 
 // The same straight from a hand-off buffer, where no other warp needs this segment.
+template <int J, bool WHOLE>
 static __device__ __forceinline__ void take_segment(const float *handed, const Part &a,
                                                     float (&x)[STEPS][8], Waiter &waiter) {
-  float4 v[2 * STEPS];
+  float4 v[2 * J];
+  const float4 *from = (const float4 *)(handed + a.column);
   waiter.take(
-      v, [&](int i) { return (const float4 *)(handed + a.at / 2 + i / 2 * STEP_COLUMNS) + i % 2; },
-      [&](int i) { return (uint32_t)i / 2 * STEP_COLUMNS < a.width; }, true);
+      v, [&](int i) { return from + i / 2 * (STEP_COLUMNS / 4) + i % 2; },
+      [&](int i) { return WHOLE || (uint32_t)i / 2 * STEP_COLUMNS < a.width; });
 #pragma unroll
-  for (int i = 0; i < 2 * STEPS; i++) {
+  for (int i = 0; i < 2 * J; i++) {
     float *to = &x[i / 2][i % 2 * 4];
     to[0] = v[i].x, to[1] = v[i].y, to[2] = v[i].z, to[3] = v[i].w;
   }
@@ -312,11 +349,11 @@ static __device__ __forceinline__ VectorSource source_of(const Params &p, const 
     return {
         t.layer ? residual : nullptr,
         (const uint16_t *)(p.weights + p.embedding.offset + (uint64_t)token * p.embedding.stride),
-        layer_vector(p, t.layer, p.attn_norm), false};
-  case OP_WO: return {p.merged, nullptr, nullptr, true};
-  case OP_GATE_UP: return {p.after_wo, nullptr, layer_vector(p, t.layer, p.ffn_norm), false};
-  case OP_DOWN: return {p.activations + (at.layer & 1) * p.inter, nullptr, nullptr, true};
-  default: return {p.after_down + (at.layer & 1) * p.hidden, nullptr, p.final_norm, false};
+        layer_vector(p, t.layer, p.attn_norm)};
+  case OP_WO: return {p.merged, nullptr, nullptr};
+  case OP_GATE_UP: return {p.after_wo, nullptr, layer_vector(p, t.layer, p.ffn_norm)};
+  case OP_DOWN: return {p.activations + (at.layer & 1) * p.inter, nullptr, nullptr};
+  default: return {p.after_down + (at.layer & 1) * p.hidden, nullptr, p.final_norm};
   }
 }
 
@@ -338,7 +375,7 @@ static __device__ __forceinline__ void hand_on_row(const Params &p, const TapeSh
   case OP_QKV: hand_on(p.qkv_out + row, y); break;
   case OP_WO: hand_on(p.after_wo + row, s.own[i] + y); break;
   case OP_GATE_UP:
-    hand_on(p.activations + (at.layer & 1) * p.inter + row, y / (1.0f + __expf(-y)) * up);
+    hand_on(p.activations + (at.layer & 1) * p.inter + row, __fdividef(y, 1.0f + __expf(-y)) * up);
     break;
   case OP_DOWN:
     hand_on(p.after_down + (at.layer & 1) * p.hidden + row, s.own[p.own_floats + i] + y);
@@ -352,35 +389,88 @@ static __device__ __forceinline__ void wait_emptied(const TapeShared &s, uint32_
     ;
 }
 
-// Rows [i0, i1), whose segments have been multiplied by different warps.
-static __device__ __forceinline__ void add_segments(const Params &p, const TapeShared &s,
-                                                    const Tile &t, const Place &at,
-                                                    uint32_t segments, uint32_t i0, uint32_t i1,
-                                                    Candidate &best) {
+// Rows [i0, i1) of the tile, a thread a row: the sums of its segments are in `partial`. add: this thread's biases where i0 is 0.
+static __device__ __forceinline__ void finish_rows(const Params &p, const TapeShared &s,
+                                                   const Tile &t, const Place &at,
+                                                   uint32_t segments, uint32_t i0, uint32_t i1,
+                                                   float factor, float2 add, Candidate &best) {
   const bool pairs = t.op == OP_GATE_UP;
+  const uint32_t i = i0 + threadIdx.x;
+  if (i >= i1) return;
   if (t.op == OP_DOWN) wait_emptied(s, at.turn);
+  float y = 0, up = 0;
+  const float *sums = s.partial + (i - i0) * segments;
+  for (uint32_t k = 0; k < segments; k++) {
+    y += sums[k];
+    if (pairs) up += sums[TAPE_SUMS * segments + k];
+  }
+  hand_on_row(p, s, t, at, i, y * factor + add.x, up * factor + add.y, best);
+}
+
+// All rows of the tile. w: this warp's first, of a piece that is still ours if `kept`.
+template <DType T, int J, bool WHOLE>
+static __device__ __forceinline__ void
+multiply(const Params &p, const TapeShared &s, const Tile &t, const Place &at, const Part &a,
+         uint32_t at_once, const float (&x)[STEPS][8], uint4 (&w)[STEPS], bool kept,
+         const unsigned char *slot, float factor, Reader &reader, Candidate &best) {
+  const uint32_t n = t.row1 - t.row0, segments = a.segments;
+  const bool pairs = t.op == OP_GATE_UP;
+  float2 add = make_float2(0, 0);
+  if (p.biased && threadIdx.x < n) {
+    const float *bias = bias_of(p, t, false), *up_bias = pairs ? bias_of(p, t, true) : nullptr;
+    if (bias) add.x = bias[t.row0 + threadIdx.x];
+    if (up_bias) add.y = up_bias[t.row0 + threadIdx.x];
+  }
+  FourRows four;
+  bool taken = true;                           // the first row is in registers
+  uint32_t begun = 0;                          // rows before it have been handed on
+  uint32_t to = a.row * segments + a.segment;  // where the sum of this warp's next row goes
+  const uint32_t next = a.rows * segments;     // from one of its rows to the next
+  const uint32_t other = TAPE_SUMS * segments; // from a gate row to the same row of up
 #pragma unroll 1
-  for (uint32_t i = i0 + threadIdx.x; i < i1; i += BLOCK) {
-    float y = 0, up = 0;
-    const float *bias = bias_of(p, t, false), *up_bias = bias_of(p, t, true);
-    const float *sums = s.partial + (i - i0) * segments;
-    if (bias) y = bias[t.row0 + i];
-    if (pairs && up_bias) up = up_bias[t.row0 + i];
-    for (uint32_t k = 0; k < segments; k++) {
-      y += sums[k];
-      if (pairs) up += sums[TAPE_SUMS * segments + k];
+  for (uint32_t r0 = 0; r0 < n; r0 += at_once) {
+    const uint32_t rows = min(at_once, n - r0);
+#pragma unroll 1
+    for (uint32_t up = 0; up < 1u + pairs; up++) {
+      if (!taken) {
+        slot = reader.wait() + a.at;
+        kept = true;
+      }
+      uint32_t at_row = to + (up ? other : 0);
+#pragma unroll 1
+      for (uint32_t r = a.row; r < rows; r += a.rows, slot += a.step, at_row += next) {
+        if (!taken) take_row<J, WHOLE>(slot, a, w);
+        taken = false;
+        if (kept && r + a.rows >= rows) {
+          reader.release();
+          kept = false;
+        }
+        four.push(dot_row<T, J>(w, x), at_row, s.partial);
+      }
+      taken = false;
+      if (kept) reader.release(); // none of its rows is this warp's
+      kept = false;
     }
-    hand_on_row(p, s, t, at, i, y, up, best);
+    to += at_once * segments;
+    const uint32_t done = r0 + rows;
+    if (done < n && done + at_once - begun <= TAPE_SUMS) continue;
+    four.flush(s.partial);
+    sync_block();
+    finish_rows(p, s, t, at, segments, begun, done, factor, add, best);
+    begun = done;
+    to = a.row * segments + a.segment;
+    add = make_float2(0, 0);     // only lm_head has so many rows, and no bias
+    if (begun < n) sync_block(); // before the sums are written over
   }
 }
 
 // False when the launch has failed. Where no logits are wanted, lm_head only reads the residual.
-template <DType T>
+template <DType T, int J, bool WHOLE>
 static __device__ __forceinline__ bool
 weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int32_t token,
              bool wanted, Reader &reader, Waiter &waiter, Candidate &best) {
   const DeviceMatrix &m = tape_matrix(p, t.op);
-  const uint32_t stride = m.stride, columns = m.columns, at_once = m.tape_rows, n = t.row1 - t.row0;
+  const uint32_t columns = opaque(m.columns), at_once = opaque(m.tape_rows), n = t.row1 - t.row0;
   const bool pairs = t.op == OP_GATE_UP, asked = t.op != OP_LM_HEAD || wanted;
   const Part a = part_of(m);
   uint4 w[STEPS];
@@ -388,8 +478,8 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
   bool kept = false; // the piece's slot is still ours
   if (asked) {
     const uint32_t rows = min(at_once, n);
-    slot = reader.wait();
-    if (a.row < rows) take_row(slot, stride, a.row, a, w);
+    slot = reader.wait() + a.at;
+    if (a.row < rows) take_row<J, WHOLE>(slot, a, w);
     kept = a.row + a.rows < rows;
     if (!kept) reader.release();
   }
@@ -398,7 +488,7 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
   float x[STEPS][8], factor = 1;
   const VectorSource from = source_of(p, t, at, token);
   if (t.op == OP_DOWN && a.segments == WARPS) {
-    take_segment(from.handed, a, x, waiter);
+    take_segment<J, WHOLE>(from.handed, a, x, waiter);
     if (bar_sync_or(1, BLOCK, waiter.failed)) return false;
   } else {
     const bool qkv = t.op == OP_QKV;
@@ -407,56 +497,16 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
     if (!stage_vector<T>(from, columns, keep, s.own + (qkv ? 0 : p.own_floats), staged, squares,
                          waiter))
       return false;
-    lane_vector(staged, columns, a, x);
+    lane_vector<J, WHOLE>(staged, columns, a, x);
     if (from.gains) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < WARPS; i++) sum += squares[i];
-      factor = 1.0f / sqrtf(sum / (float)p.hidden + p.rms_eps);
+      factor = rsqrtf(sum / (float)p.hidden + p.rms_eps);
     }
   }
   begin_turn(p, s, at, t);
-  if (!asked) return true;
-
-  bool taken = true;  // the first row is in registers
-  uint32_t begun = 0; // rows before it have been handed on
-#pragma unroll 1
-  for (uint32_t r0 = 0; r0 < n; r0 += at_once) {
-    const uint32_t rows = min(at_once, n - r0);
-#pragma unroll 1
-    for (uint32_t up = 0; up < 1u + pairs; up++) {
-      const float *bias = bias_of(p, t, up);
-      if (!taken) {
-        slot = reader.wait();
-        kept = true;
-      }
-#pragma unroll 1
-      for (uint32_t r = a.row; r < rows; r += a.rows) {
-        const uint32_t i = r0 + r;
-        const float add = bias && a.segments == 1 ? bias[t.row0 + i] : 0;
-        if (!taken) take_row(slot, stride, r, a, w);
-        taken = false;
-        if (kept && r + a.rows >= rows) {
-          reader.release();
-          kept = false;
-        }
-        const float y = dot_row<T>(w, x) * factor + add;
-        if (threadIdx.x % WARP) continue;
-        if (a.segments > 1) s.partial[(up * TAPE_SUMS + i - begun) * a.segments + a.segment] = y;
-        else if (pairs && !up) s.partial[r] = y;
-        else if (pairs) hand_on_row(p, s, t, at, i, s.partial[r], y, best);
-        else hand_on_row(p, s, t, at, i, y, 0, best);
-      }
-      taken = false;
-      if (kept) reader.release(); // none of its rows is this warp's
-      kept = false;
-    }
-    if (a.segments == 1 || (r0 + rows < n && r0 + rows + at_once - begun <= TAPE_SUMS)) continue;
-    sync_block();
-    add_segments(p, s, t, at, a.segments, begun, r0 + rows, best);
-    begun = r0 + rows;
-    if (begun < n) sync_block(); // before the sums are written over
-  }
+  if (asked) multiply<T, J, WHOLE>(p, s, t, at, a, at_once, x, w, kept, slot, factor, reader, best);
   return true;
 }
 //< tape_tile
@@ -482,7 +532,7 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
                   [&](const float *a, const float *b) {
                     float v[2];
                     waiter.take(
-                        v, [&](int i) { return i ? b : a; }, always, false);
+                        v, [&](int i) { return i ? b : a; }, always);
                     return make_float2(v[0], v[1]);
                   });
     begin_turn(p, s, at, t);
@@ -496,9 +546,9 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
       const bool some = earlier_rows(b0, n, newest) > 0;
       const uint4 *keys = nullptr, *values = nullptr;
       if (some) {
-        Reader second = {p, s.ring, reader.at};
+        Reader second = reader;
         keys = (const uint4 *)reader.wait();
-        second.at.advance(p.ring_slots);
+        second.advance();
         values = (const uint4 *)second.wait();
       }
       attend_rows<T, H, H <= HEADS_AT_ONCE ? 2 : 1>(p, q, lanes, n, newest - b0, keys, values,
@@ -545,9 +595,9 @@ static __device__ __forceinline__ void merge_tile(const Params &p, const Tile &t
           [&](int) {
             return (const float4 *)(p.attention + (uint64_t)c * p.heads * p.head_dim + e);
           },
-          mine_only, true);
+          mine_only);
       waiter.take(
-          of, [&](int i) { return (i ? p.denominator : p.score_max) + state; }, mine_only, false);
+          of, [&](int i) { return (i ? p.denominator : p.score_max) + state; }, mine_only);
       if (!mine) of[0] = -INFINITY;
       const float before = most;
       const float largest = warp_max(of[0]);
@@ -576,7 +626,7 @@ static __device__ __forceinline__ int32_t take_candidates(const Params &p, const
   for (uint32_t i = threadIdx.x; i < p.slots; i += BLOCK) {
     uint64_t v[1];
     waiter.take(
-        v, [&](int) { return p.candidates + copy * p.slots + i; }, always, true);
+        v, [&](int) { return p.candidates + copy * p.slots + i; }, always);
     best = better(best, {__uint_as_float((uint32_t)v[0]), (int32_t)(v[0] >> 32)});
   }
   return block_best(best, s.candidate).id;
@@ -602,7 +652,13 @@ static __device__ __forceinline__ bool play_token(const Params &p, const TapeSha
         for (at.wo = i; s.tiles[at.wo].op != OP_WO;) at.wo++;
       if (t.op == OP_GATE_UP) at.down = range(s.tiles[i + 1]);
       if (t.op == OP_LM_HEAD) at.layer--; // the last that was begun, not one more
-      if (!weights_tile<T>(p, s, t, at, token, wanted, reader, waiter, best)) return false;
+      const uint32_t whole = tape_matrix(p, t.op).tape_whole;
+      const bool alive =
+          whole == 8 ? weights_tile<T, 8, true>(p, s, t, at, token, wanted, reader, waiter, best)
+          : whole == 4
+              ? weights_tile<T, 4, true>(p, s, t, at, token, wanted, reader, waiter, best)
+              : weights_tile<T, STEPS, false>(p, s, t, at, token, wanted, reader, waiter, best);
+      if (!alive) return false;
       if (t.op == OP_LM_HEAD) at.layer++;
       if (t.op == OP_DOWN) at.layer++;
     }
@@ -644,7 +700,7 @@ __global__ void __launch_bounds__(TAPE_BLOCK, 1) tape_kernel(const __grid_consta
   }
 
   Place at = {};
-  Reader reader = {p, s.ring, {0, 0}};
+  Reader reader = {p, s.ring, {0, 0}, 0};
   uint32_t made = 0, rounds = 0;
   int32_t token = -1;
   for (at.step = 0; at.step < p.steps; at.step++) {
