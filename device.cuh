@@ -213,9 +213,26 @@ __device__ __forceinline__ uint32_t load_shared_acquire(const uint32_t *p) {
   asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
   return v;
 }
+__device__ __forceinline__ void add_shared_release(uint32_t *p, uint32_t n) {
+  asm volatile("red.release.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n)
+               : "memory");
+}
 __device__ __forceinline__ void store_shared_release(uint32_t *p, uint32_t v) {
   asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
 }
+
+// Where the hardware can: the four warps that run this give registers back, or take them. A launch deals out the same number to all.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+}
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+}
+#else
+__device__ __forceinline__ void fewer_registers() {}
+__device__ __forceinline__ void more_registers() {}
+#endif
 
 // Some of a block's warps meet: `threads` is a multiple of 32, and each warp comes whole.
 __device__ __forceinline__ void bar_sync(uint32_t id, uint32_t threads) {
@@ -281,9 +298,8 @@ struct DeviceMatrix {
   uint32_t unit_stride, segment_stride; // WARPS / segments, WARPS % segments
   uint32_t warp_unit; // 2^16 / segments, rounded up: w / segments = w * warp_unit >> 16
   // How rows pass through a ring (tape_cut).
-  uint32_t tape_rows, tape_segments;
-  uint32_t tape_columns; // of a segment: the last may have fewer
-  uint32_t tape_whole;   // 4 or 8: every segment is so many times 256 columns; 0: something else
+  uint32_t tape_rows, tape_columns, tape_blocks; // of a piece, of a block, and blocks of a row
+  uint32_t tape_whole;                           // 1: every block has 2,048 columns
 };
 
 struct Candidate {
@@ -339,7 +355,7 @@ struct Params {
   // with hand-offs of data; qkv_out, attention, score_max and denominator serve both
   uint32_t ring_slots, slot_bytes;
   uint32_t ring_at; // bytes from the beginning of shared memory
-  uint32_t x_floats, own_floats, partial_floats;
+  uint32_t own_floats, partial_floats;
   float *merged;        // [heads, head_dim]
   float *after_wo;      // [hidden]
   float *after_down;    // [2, hidden]
@@ -397,7 +413,63 @@ template <DType T> __device__ __forceinline__ uint16_t narrow(float f) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
   return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
+
+// Two at once, where there is an instruction for it. The first is the lower half.
+template <DType T> __device__ __forceinline__ uint32_t narrow2(float a, float b) {
+#ifdef __CUDA_ARCH__
+  uint32_t u;
+  if (T == DT_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
+  return u;
+#else
+  return narrow<T>(a) | (uint32_t)narrow<T>(b) << 16;
+#endif
+}
+template <DType T> __device__ __forceinline__ uint4 narrow8(const float *x) {
+  return make_uint4(narrow2<T>(x[0], x[1]), narrow2<T>(x[2], x[3]), narrow2<T>(x[4], x[5]),
+                    narrow2<T>(x[6], x[7]));
+}
 //< device_widen
+
+//> device_mma
+// Eight rows times a vector, on the tensor cores: the rows are the upper half of a 16 x 16 matrix, and of the eight columns of the other factor
+// three hold the vector's parts. Lane 4 g + t gives row g's elements 2t, 2t + 1 (a0) and 2t + 8, 2t + 9 (a1), and of column g the elements with the same
+// numbers (b0, b1); it gets row g's products with columns 2t and 2t + 1 added to c. Sums are in FP32.
+#ifdef __CUDACC__
+template <DType T>
+__device__ __forceinline__ void mma_rows(float (&c)[2], uint32_t a0, uint32_t a1, uint32_t b0,
+                                         uint32_t b1) {
+  float d0 = 0, d1 = 0;
+  if (T == DT_BF16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, "
+        "{%7,%8}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(d0), "+f"(d1)
+        : "r"(a0), "r"(0), "r"(a1), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, {%7,%8}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(d0), "+f"(d1)
+        : "r"(a0), "r"(0), "r"(a1), "r"(b0), "r"(b1));
+}
+#else
+// Every lane shows the others where its operands lie; the second meeting keeps them there until all have looked.
+template <DType T>
+inline void mma_rows(float (&c)[2], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
+  const uint32_t mine[4] = {a0, a1, b0, b1}, lane = threadIdx.x % WARP;
+  fiber::warp_meet("mma", 0xffffffffu, (uint64_t)(uintptr_t)mine, lane, false);
+  const fiber::Fiber *warp = fiber::now - lane;
+  for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t t = 0; t < 4; t++) {
+      const uint32_t *a = (const uint32_t *)(uintptr_t)warp[lane / 4 * 4 + t].value;
+      const uint32_t *b = (const uint32_t *)(uintptr_t)warp[(lane % 4 * 2 + i) * 4 + t].value;
+      for (int k = 0; k < 2; k++)
+        c[i] += widen<T>((uint16_t)(a[k] & 0xffff)) * widen<T>((uint16_t)(b[2 + k] & 0xffff)) +
+                widen<T>((uint16_t)(a[k] >> 16)) * widen<T>((uint16_t)(b[2 + k] >> 16));
+    }
+  fiber::warp_meet("mma", 0xffffffffu, (uint64_t)(uintptr_t)mine, lane, false);
+}
+#endif
+//< device_mma
 
 // The threads that compute: all of a block's, or all but the warp that only fetches.
 __device__ __forceinline__ void sync_block() { bar_sync(1, BLOCK); }

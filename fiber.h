@@ -32,7 +32,7 @@ What is provided, all under CUDA's own names:
 | types | `dim3 uint3 int2 int4 uint2 uint4 float2 float4` and their `make_` functions |
 | block | `__syncthreads __syncthreads_or __syncthreads_and __syncthreads_count bar_sync bar_sync_or bar_arrive DYNAMIC_SHARED` |
 | warp | `__syncwarp __shfl_sync __shfl_xor_sync __shfl_up_sync __shfl_down_sync __ballot_sync __any_sync __all_sync __activemask` |
-| memory | `load_stream load_l2 store_l2 load_acquire store_release load_relaxed load_relaxed4 load_relaxed64 store_relaxed store_relaxed64 load_shared_acquire store_shared_release add_release atomic_add_acq_rel fence_gpu __threadfence __threadfence_block __ldg __ldcg __stcg` |
+| memory | `load_stream load_l2 store_l2 load_acquire store_release load_relaxed load_relaxed4 load_relaxed64 store_relaxed store_relaxed64 load_shared_acquire store_shared_release add_shared_release add_release atomic_add_acq_rel fence_gpu __threadfence __threadfence_block __ldg __ldcg __stcg` |
 | copies | `mbarrier_init mbarrier_init_fence mbarrier_arrive mbarrier_expect mbarrier_test bulk_copy fence_async_proxy fence_async_shared tape_begin tape_copy tape_end TAPE_FULL_ARRIVALS` |
 | time | `global_nanoseconds nanosleep_short __nanosleep __trap` |
 | numbers | `f16_to_float float_to_f16 __float_as_uint __uint_as_float __float_as_int __int_as_float rsqrtf __expf __logf __sinf __cosf __fdividef __fmaf_rn __fmul_rn __fadd_rn min max __popc __clz __ffs`, and all of `<math.h>` |
@@ -786,6 +786,13 @@ inline uint32_t load_shared_acquire(const uint32_t *p) {
   return fiber::polled("load_shared_acquire", p);
 }
 inline void store_shared_release(uint32_t *p, uint32_t v) { store_l2(p, v); }
+inline void fewer_registers() {}
+inline void more_registers() {}
+inline void add_shared_release(uint32_t *p, uint32_t n) {
+  fiber::interrupt();
+  *p += n;
+  fiber::progress();
+}
 
 inline uint32_t atomic_add_acq_rel(uint32_t *p, uint32_t n) {
   fiber::interrupt();

@@ -192,11 +192,8 @@ static void lay_out(Gpu *g) {
   p->ring_slots = g->plan->ring_slots, p->slot_bytes = g->plan->slot_bytes;
   for (DeviceMatrix *m : {&p->qkv, &p->o, &p->gate, &p->up, &p->down, &p->lm_head}) {
     TapeCut cut = tape_cut(m->columns, p->slot_bytes);
-    m->tape_rows = cut.rows, m->tape_segments = cut.segments;
-    m->tape_columns = round_up((m->columns + cut.segments - 1) / cut.segments, 8);
-    const uint32_t steps = m->columns / cut.segments / STEP_COLUMNS;
-    m->tape_whole =
-        m->columns % (cut.segments * STEP_COLUMNS) == 0 && (steps == 4 || steps == 8) ? steps : 0;
+    m->tape_rows = cut.rows, m->tape_columns = cut.columns, m->tape_blocks = cut.blocks;
+    m->tape_whole = cut.columns == TAPE_COLUMNS && m->columns % TAPE_COLUMNS == 0;
   }
 }
 //< gpu_layout
@@ -245,19 +242,15 @@ static uint32_t tape_shared_bytes(Gpu *g) {
     if (plan->first[w + 1] - plan->first[w] > tiles) tiles = plan->first[w + 1] - plan->first[w];
   p->tile_room = tiles;
   auto more = [](uint32_t *most, uint32_t n) { *most = n > *most ? n : *most; };
-  p->x_floats = p->own_floats = p->partial_floats = 0;
-  for (const DeviceMatrix *m : {&p->qkv, &p->o, &p->lm_head, &p->down})
-    if (m != &p->down || m->tape_segments < WARPS) more(&p->x_floats, m->columns);
+  p->own_floats = p->partial_floats = 0;
   for (uint32_t i = 0; i < plan->tile_count; i++) {
     const Tile *t = &plan->tile[i];
     if (t->op == OP_ATTEND || t->op == OP_MERGE) continue;
-    const DeviceMatrix *m = &tape_matrix(*p, t->op);
-    const uint32_t n = t->row1 - t->row0, pair = t->op == OP_GATE_UP ? 2 : 1;
+    const uint32_t n = t->row1 - t->row0, rows = n < TAPE_SUMS ? n : (uint32_t)TAPE_SUMS;
     if (t->op == OP_WO || t->op == OP_DOWN) more(&p->own_floats, round_up(n, 4));
-    const uint32_t rows = n < TAPE_SUMS ? n : (uint32_t)TAPE_SUMS;
-    more(&p->partial_floats, round_up((pair > 1 ? TAPE_SUMS + rows : rows) * m->tape_segments, 4));
+    more(&p->partial_floats, (t->op == OP_GATE_UP ? 2 : 1) * rows * WARPS);
   }
-  uint32_t floats = 2 * p->x_floats + 2 * p->own_floats + p->partial_floats +
+  uint32_t floats = WARPS * PARTS * WARP * 4 + 2 * p->own_floats + 2 * p->partial_floats +
                     tape_heads_floats(p->group, p->head_dim, heads);
   p->ring_at = round_up(TAPE_FIXED + floats * sizeof(float) + tiles * sizeof(Tile), 128);
   return p->ring_at + p->ring_slots * p->slot_bytes;

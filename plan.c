@@ -206,13 +206,16 @@ matching *columns* of the down projection. That gives a partial sum for every ou
 packed so that a tile's bytes lie together. **Split**: `gate_up` computes the whole activation, and
 after a barrier `down` reads whole rows of its matrix, as they lie in the checkpoint.
 
-Both ways take two waves. On a GPU, which copies the weights anyway, the planner fuses. On a CPU the
-weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short
+Both ways take two waves. Every partial is as long as the residual, and all of them are written and read once, so their bytes grow with the workers: nothing on the
+RTX 3050's 20 blocks, 2 MB a layer on an H200's 132, where the fused way measured 6% slower (`measured/h200-probes.tsv`). So a GPU of few workers fuses; where exactly the two ways meet,
+nobody has measured. On a CPU the weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short
 pieces a row apart, so it splits. A target may ask for either. :*/
 //> choose_ffn
+enum { FUSED_WORKERS = 64 };
+
 static bool choose_fused_ffn(const Target *t) {
   if (t->ffn != FFN_AUTO) return t->ffn == FFN_FUSED;
-  return strcmp(t->kind, "cpu") != 0;
+  return strcmp(t->kind, "cpu") != 0 && t->workers <= FUSED_WORKERS;
 }
 //< choose_ffn
 
@@ -223,29 +226,24 @@ asked for. The other way drops both halves of that. The values themselves say th
 for those that it reads and for nothing else; and its weights, which depend on nothing, come through a **ring** of slots in
 shared memory, ahead of the tiles that need them. Then a wait costs nothing as long as the ring has not run full.
 
-A row must come through the ring in **pieces** that eight warps can share evenly. A warp takes the same *segment* of every row,
-so that its part of the vector stays in registers, and registers hold some two thousand columns. Rows up to that long are one
-segment, and eight warps take eight rows; rows of two segments are taken four at a time. What would need four segments is
-cut into eight, so that all warps work on one row and the rows of a piece need not be even. A piece is as many rows as a slot
-holds. Where a slot does not hold as many long rows as the warps take at once, more segments need fewer rows. :*/
+A row must come through the ring in **pieces** that eight warps can share evenly. The warps share the columns: each has an eighth of a piece's, and so a part of the
+vector that stays the same from piece to piece. Tensor cores take eight rows at a time. So a piece is eight rows of at most 2,048 columns, which is a slot of 32 KB; longer rows
+are cut into equal blocks of columns, and of short rows several times eight make a piece. :*/
 //> tape_cut
-enum { TAPE_ROWS = 64 }; // of a piece, at most
-
 TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes) {
-  uint64_t row_bytes = 2 * (((uint64_t)columns + 7) / 8 * 8);
-  if (row_bytes == 0) return (TapeCut){0};
-  for (uint32_t s = 1; s <= TAPE_WARPS; s = s == 2 ? 8 : 2 * s) {
-    uint64_t segment = (((uint64_t)columns + s - 1) / s + 7) / 8 * 8, at_once = TAPE_WARPS / s;
-    uint64_t rows = slot_bytes / row_bytes < TAPE_ROWS ? slot_bytes / row_bytes : TAPE_ROWS;
-    rows = rows / at_once * at_once;
-    if (segment <= TAPE_SEGMENT && rows) return (TapeCut){s, (uint32_t)rows};
-  }
-  return (TapeCut){0};
+  uint64_t wide = ((uint64_t)columns + 7) / 8 * 8, most = slot_bytes / 16 / 256 * 256;
+  if (most > TAPE_COLUMNS) most = TAPE_COLUMNS;
+  if (wide == 0 || most == 0 || wide > most * TAPE_BLOCKS) return (TapeCut){0};
+  uint64_t blocks = (wide + most - 1) / most;
+  uint64_t block = ((wide + blocks - 1) / blocks + 255) / 256 * 256;
+  blocks = (wide + block - 1) / block;
+  uint64_t times = blocks == 1 ? slot_bytes / (16 * wide) : 1;
+  return (TapeCut){(uint32_t)block, (uint32_t)blocks, 8 * (uint32_t)(times < 8 ? times : 8)};
 }
 //< tape_cut
 
-/*: How large is the ring? What the worker needs for itself comes first: the vector that its rows are multiplied by and the next one, which may
-arrive while a slow warp still reads the last; the residual rows that it adds to; the sums of row segments; what attention works with (the query heads,
+/*: How large is the ring? What the worker needs for itself comes first: the parts of the vector that its rows are multiplied by; the residual rows that it adds to; the
+warps' sums of its rows, and the next ones, which may be there while a slow warp still reads the last; what attention works with (the query heads,
 the newest key and value, and a sum for each warp and head, four or eight heads at once); its list of tiles, and some small things. All the rest is slots, up to six;
 with fewer than two, nothing could be read while a piece is being used. On cards with much shared memory a slot is 32 KB, else 16. :*/
 //> choose_ring
@@ -255,35 +253,28 @@ enum {
   LARGE_SHARED = 160 << 10, // from here on slots are large
   LARGE_SLOT = 32 << 10,
   SMALL_SLOT = 16 << 10,
+  AMPLE_SHARED = 200 << 10,
   KNOWN_SHARED =
       99 << 10, // where the target does not say: what every card has since compute capability 8.0
   SMALL_THINGS = 512
 };
 
-uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t slot_bytes, uint32_t tiles) {
+uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t tiles) {
   uint64_t group = (uint64_t)(s->heads / s->kv_heads), head = (uint64_t)s->head_dim;
-  uint64_t at_once = group <= TAPE_GROUP / 2 ? TAPE_GROUP / 2 : TAPE_GROUP;
-  uint64_t width = (uint64_t)s->heads * head, vector = 0, partial = 0;
-  const struct {
-    uint64_t columns, rows, pair;
-  } all[] = {{(uint64_t)s->hidden, (uint64_t)qkv_rows(s), 1},
-             {width, (uint64_t)s->hidden, 1},
-             {(uint64_t)s->hidden, (uint64_t)s->inter, 2},
-             {(uint64_t)s->inter, (uint64_t)s->hidden, 1},
-             {(uint64_t)s->hidden, (uint64_t)s->vocab, 1}};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    TapeCut cut = tape_cut((uint32_t)all[i].columns, slot_bytes);
-    uint64_t rows = (all[i].rows + workers - 1) / workers;
-    if (rows > TAPE_SUMS) rows = TAPE_SUMS;
-    uint64_t sums = (all[i].pair * TAPE_SUMS - TAPE_SUMS + rows) * cut.segments;
-    // All segments of a row are read straight from where they are handed on; only down's vector is that long.
-    if ((i != 3 || cut.segments < TAPE_WARPS) && all[i].columns > vector) vector = all[i].columns;
-    if (sums > partial) partial = sums;
+  uint64_t at_once = group <= TAPE_GROUP / 2 ? TAPE_GROUP / 2 : TAPE_GROUP, sums = 0;
+  const uint64_t rows[] = {(uint64_t)qkv_rows(s), (uint64_t)s->hidden, (uint64_t)s->inter,
+                           (uint64_t)s->vocab};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    uint64_t n = (rows[i] + workers - 1) / workers;
+    if (n > TAPE_SUMS) n = TAPE_SUMS;
+    if (i == 2) n *= 2; // gate and up
+    if (n > sums) sums = n;
   }
-  uint64_t own = ((uint64_t)s->hidden + workers - 1) / workers;
+  uint64_t own = (rows[1] + workers - 1) / workers;
   uint64_t attention = (group + 2) * head + TAPE_WARPS * at_once * (head + 2);
-  uint64_t floats = 2 * vector + 2 * (own + 3) + partial + 3 + attention;
-  return floats * sizeof(float) + SMALL_THINGS + tiles * sizeof(Tile);
+  uint64_t parts = 3 * 2 * TAPE_COLUMNS; // bytes
+  uint64_t floats = 2 * (own + 3) + 2 * TAPE_WARPS * sums + attention;
+  return parts + floats * sizeof(float) + SMALL_THINGS + tiles * sizeof(Tile);
 }
 
 // Tiles of the worker that has most, with hand-offs of data: at most.
@@ -296,7 +287,7 @@ static uint32_t tape_tiles(const Plan *p) {
 static void choose_ring(Plan *p) {
   uint64_t room = p->target.shared_bytes ? p->target.shared_bytes : KNOWN_SHARED;
   p->slot_bytes = room >= LARGE_SHARED ? LARGE_SLOT : SMALL_SLOT;
-  uint64_t reserve = tape_reserve(&p->shape, p->workers, p->slot_bytes, tape_tiles(p));
+  uint64_t reserve = tape_reserve(&p->shape, p->workers, tape_tiles(p));
   uint64_t slots = room > reserve ? (room - reserve) / p->slot_bytes : 0;
   p->ring_slots = slots < RING_MOST ? (uint32_t)slots : RING_MOST;
 }
@@ -315,9 +306,9 @@ static int no_tape(Error *e, const char *format, ...) {
 }
 
 static int check_columns(const Plan *p, const char *what, uint64_t columns, Error *e) {
-  if (columns > TAPE_WARPS * TAPE_SEGMENT)
+  if (columns > TAPE_BLOCKS * TAPE_COLUMNS)
     return no_tape(e, "%s has rows of %llu columns; at most %d", what, (unsigned long long)columns,
-                   TAPE_WARPS * TAPE_SEGMENT);
+                   TAPE_BLOCKS * TAPE_COLUMNS);
   if (tape_cut((uint32_t)columns, p->slot_bytes).rows) return 0;
   return no_tape(e, "%s has rows of %llu bytes; a slot holds %u", what,
                  2 * (unsigned long long)columns, p->slot_bytes);
@@ -350,10 +341,10 @@ static int check_tape(const Plan *p, Error *e) {
       return no_tape(e, "%u workers, and %d rows of %s; every worker needs one", p->workers,
                      matrices[i].rows, matrices[i].what);
   if (p->ring_slots < RING_LEAST)
-    return no_tape(
-        e, "%u bytes of shared memory hold %u slots of %u bytes beside %llu; at least %d",
-        t->shared_bytes, p->ring_slots, p->slot_bytes,
-        (unsigned long long)tape_reserve(s, p->workers, p->slot_bytes, tape_tiles(p)), RING_LEAST);
+    return no_tape(e,
+                   "%u bytes of shared memory hold %u slots of %u bytes beside %llu; at least %d",
+                   t->shared_bytes, p->ring_slots, p->slot_bytes,
+                   (unsigned long long)tape_reserve(s, p->workers, tape_tiles(p)), RING_LEAST);
   if (check_columns(p, "qkv", (uint64_t)s->hidden, e) != 0 ||
       check_columns(p, "wo", (uint64_t)s->heads * (uint64_t)s->head_dim, e) != 0 ||
       check_columns(p, "down", (uint64_t)s->inter, e) != 0)
@@ -505,11 +496,14 @@ void plan_free(Plan *p) {
 A target may say. Where it does not, and both plans can be made, we make both and keep the one that is predicted to be faster
 at context 1, where hand-offs weigh most. :*/
 //> choose_sync
-// Whether the planner may choose hand-offs of data unasked: where somebody can play such a plan. No worker can yet.
+// Whether the planner may choose hand-offs of data unasked: on a GPU whose ring holds a few microseconds of weights. On smaller ones nobody has
+// measured which is faster.
 static bool auto_may_be_data(const Target *t) {
-  (void)t;
-  return false;
+  return strcmp(t->kind, "cuda") == 0 && t->shared_bytes >= AMPLE_SHARED;
 }
+
+// A target that knows nothing of ramps flatters the waves.
+static bool knows_ramps(const Target *t) { return t->ramp_us > 0; }
 
 static double predicted_ms(const Plan *p) {
   PlanCost cost;
@@ -524,7 +518,7 @@ int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
   Plan data;
   Error why; // not asked for, so nobody is told why it cannot be
   if (make_plan(s, t, SYNC_DATA, &data, &why) != 0) return 0;
-  bool faster = predicted_ms(&data) < predicted_ms(out);
+  bool faster = !knows_ramps(t) || predicted_ms(&data) < predicted_ms(out);
   plan_free(faster ? out : &data);
   if (faster) *out = data;
   return 0;
@@ -837,7 +831,7 @@ static void explain_sync(const Plan *p, FILE *f) {
     return;
   }
   if (p->target.sync == SYNC_AUTO && !auto_may_be_data(&p->target))
-    fprintf(f, ", until somebody can play the other kind");
+    fprintf(f, ", as nobody has measured the other kind on such a card");
   if (p->target.read_gbs > 0)
     fprintf(f, "; predicted at context 1 %.2f ms, with %s %.2f ms", predicted_ms(p), word,
             predicted_ms(&other));

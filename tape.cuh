@@ -24,7 +24,7 @@ What a piece holds follows from the tile and the position alone. Both sides comp
 
 //> tape_ring
 enum {
-  TAPE_BLOCK = BLOCK + 2 * WARP,
+  TAPE_BLOCK = BLOCK + 4 * WARP,
   SLOTS_MOST = 8,
   PIECES_AHEAD = 1 // speculative pieces that are on the way together
 };                 // warps that compute, one that fetches, one that empties
@@ -32,7 +32,7 @@ enum {
 struct Ring {
   unsigned char *bytes;   // [ring_slots, slot_bytes]
   uint64_t *full, *empty; // [SLOTS_MOST]
-  uint32_t *progress;     // turns that the computing warps have begun, of this block
+  uint32_t *progress;     // of this block: warps that have begun a turn, all turns together
   uint32_t *emptied; // the turn of the last down tile for which this block has emptied its values
   uint32_t *leave;   // 1: stop fetching and go
 };
@@ -49,11 +49,6 @@ struct Lap { // a place on the ring
 //< tape_ring
 
 //> tape_pieces
-// Pieces of a matrix tile; of gate and up, of one of the two.
-__device__ __forceinline__ uint32_t pieces_of(uint32_t rows, uint32_t rows_a_piece) {
-  return (rows + rows_a_piece - 1) / rows_a_piece;
-}
-
 __host__ __device__ __forceinline__ const DeviceMatrix &tape_matrix(const Params &p, uint32_t op) {
   return op == OP_QKV       ? p.qkv
          : op == OP_WO      ? p.o
@@ -90,7 +85,7 @@ struct Producer {
     while (!mbarrier_test(ring.empty + at.slot, at.parity ^ 1))
       if (leaves()) return false;
     if (issued >= (uint32_t)PIECES_AHEAD) {
-      while (load_shared_acquire(ring.progress) < turn &&
+      while (load_shared_acquire(ring.progress) < turn * WARPS &&
              !mbarrier_test(ring.full + paced.slot, paced.parity))
         if (leaves()) return false;
       paced.advance(p.ring_slots);
@@ -108,16 +103,37 @@ struct Producer {
     return true;
   }
 
+  // Rows of one block of columns into a slot: one copy, or one for each row.
+  __device__ __forceinline__ bool rows(uint32_t turn, const uint8_t *from, uint32_t n,
+                                       uint32_t bytes, uint32_t stride) {
+    if (bytes == stride) return copy(turn, from, n * bytes);
+    if (!begin(turn, n * bytes)) return false;
+    for (uint32_t r = 0; r < n; r++)
+      tape_copy(ring.bytes + at.slot * p.slot_bytes + r * bytes, from + (uint64_t)r * stride, bytes,
+                ring.full + at.slot);
+    tape_end(ring.full + at.slot);
+    at.advance(p.ring_slots);
+    issued++;
+    return true;
+  }
+
+  // In the order of `weights_tile`: as many rows as are finished together, block by block, gate and up by turns.
   __device__ __forceinline__ bool matrix(uint32_t turn, const Tile &t) {
     const DeviceMatrix &m = tape_matrix(p, t.op);
     const uint64_t base = t.layer * p.layer_bytes + (uint64_t)t.row0 * m.stride;
-    const uint8_t *rows = p.weights + m.offset + base, *up = p.weights + p.up.offset + base;
+    const uint8_t *first = p.weights + m.offset + base, *up = p.weights + p.up.offset + base;
     const uint32_t n = t.row1 - t.row0;
-    for (uint32_t r = 0; r < n; r += m.tape_rows) {
-      const uint32_t bytes = min(m.tape_rows, n - r) * m.stride;
-      if (!copy(turn, rows + (uint64_t)r * m.stride, bytes)) return false;
-      if (t.op == OP_GATE_UP && !copy(turn, up + (uint64_t)r * m.stride, bytes)) return false;
-    }
+    for (uint32_t i0 = 0; i0 < n; i0 += TAPE_SUMS)
+      for (uint32_t b = 0; b < m.tape_blocks; b++) {
+        const uint32_t i1 = min(n, i0 + TAPE_SUMS), column = b * m.tape_columns;
+        const uint32_t bytes = min(m.tape_columns, m.columns - column) * 2;
+        for (uint32_t r = i0; r < i1; r += m.tape_rows) {
+          const uint64_t off = (uint64_t)r * m.stride + column * 2;
+          const uint32_t some = min(m.tape_rows, i1 - r);
+          if (!rows(turn, first + off, some, bytes, m.stride)) return false;
+          if (t.op == OP_GATE_UP && !rows(turn, up + off, some, bytes, m.stride)) return false;
+        }
+      }
     return true;
   }
 
@@ -166,7 +182,7 @@ __device__ __forceinline__ void fetch_tape(const Params &p, const Ring &ring, co
       }
       if (t.part >= chunks) continue;
       while (!fenced && !f.leaves())
-        if (load_shared_acquire(ring.progress) >= cache_turn) {
+        if (load_shared_acquire(ring.progress) >= cache_turn * WARPS) {
           fence_gpu();
           fence_async_proxy();
           fenced = true;

@@ -5,15 +5,13 @@ themselves that they are there (`handoff.cuh`).
 
 What a computing warp does in a wave of weights:
 
-1. Take its first row of the tile's first piece out of the ring into registers, which frees the slot: the ring runs a slot further ahead.
-2. Wait for the vector. All of the block's threads share the reading, apply the norm's gains, and put it into shared memory; then every warp takes its own
-   segment of the vector into registers, where it stays for the whole tile.
-3. Row by row: 16 bytes a lane from the ring, multiply; every four rows, sum over the lanes.
-4. A thread a row: add what belongs to it, hand it on.
+1. Take the rows of the tile's first piece out of the ring into registers, which frees the slot: the ring runs a slot further ahead.
+2. Wait for its own eighth of the vector, apply the norm's gains, split it for the tensor cores. No warp waits for another.
+3. Eight rows at a time: 16 bytes a lane from the ring, multiply.
+4. When all warps have done the tile's rows, a thread a row: add the eight sums and what belongs to the row, hand it on.
 
-RMSNorm needs the sum of all squares, but only as a factor: W(g·x)·s is s·W(g·x). So the dot products begin at once, with the gains applied, and the factor is multiplied to the results.
-
-With long rows, eight warps share a row, a segment each, and nobody needs the whole vector: every warp waits for its own segment and reads it straight into registers. :*/
+RMSNorm needs the sum of all squares, but only as a factor: W(g·x)·s is s·W(g·x). So the products begin at once, with the gains applied, and the factor is multiplied to the
+results. :*/
 #include "handoff.cuh"
 #include "tape.cuh"
 
@@ -21,10 +19,10 @@ With long rows, eight warps share a row, a segment each, and nobody needs the wh
 struct TapeShared {
   Ring ring;
   Candidate *candidate; // [WARPS]
-  float *squares;       // [2, WARPS] of two vectors by turns, as x
-  float *x;             // [2, x_floats] the vector in work, in planes
+  float *squares;       // [2, WARPS] of the warps' columns, of two vectors by turns
+  uint4 *parts;         // [WARPS, PARTS, WARP] of the vector in work, a warp's columns each
   float *own;     // [2, own_floats] residual rows of this worker's next wo tile and next down tile
-  float *partial; // [partial_floats] sums of row segments, or gate's rows until up's are there
+  float *partial; // [2, partial_floats] the warps' sums of rows, by turns
   AttentionShared attention;
   Tile *tiles; // [tile_room]
 };
@@ -46,10 +44,10 @@ static __device__ __forceinline__ TapeShared tape_shared(const Params &p, unsign
   s.ring.emptied = s.ring.progress + 2;
   s.candidate = (Candidate *)(s.ring.progress + 4);
   s.squares = (float *)(s.candidate + WARPS);
-  s.x = s.squares + 2 * WARPS;
-  s.own = s.x + 2 * p.x_floats;
+  s.parts = (uint4 *)(s.squares + 2 * WARPS);
+  s.own = (float *)(s.parts + WARPS * 3 * WARP);
   s.partial = s.own + 2 * p.own_floats;
-  float *a = s.partial + p.partial_floats;
+  float *a = s.partial + 2 * p.partial_floats;
   s.attention.rotation = (float2 *)a;
   s.attention.heads = a + p.head_dim;
   s.attention.fresh = (uint4 *)(s.attention.heads + p.group * p.head_dim);
@@ -77,8 +75,8 @@ static __device__ __forceinline__ RowRange range(const Tile &t) { return {t.row0
 struct Place {
   uint32_t step, position, chunks;
   uint32_t turn; // tiles begun in this launch
-  uint32_t
-      vectors; // staged in this launch, into two places by turns: a slow warp may still read the last
+  uint32_t vectors,
+      sums; // taken and finished in this launch: two places by turns, so that a slow warp may still read the last
   uint32_t
       layer; // layers begun in this launch: its parity chooses the copy of a buffer that has two
   uint32_t wo;
@@ -94,21 +92,37 @@ static __device__ __forceinline__ void stamp(const Params &p, uint32_t step, uin
     p.trace[((uint64_t)blockIdx.x * (p.waves + 1) + wave) * 2 + end] = global_nanoseconds();
 }
 
+// All of a warp's lanes have their values.
 static __device__ __forceinline__ void begin_turn(const Params &p, const TapeShared &s,
                                                   const Place &at, const Tile &t) {
-  if (threadIdx.x == 0) store_shared_release(s.ring.progress, at.turn);
+  __syncwarp();
+  if (threadIdx.x % WARP == 0) add_shared_release(s.ring.progress, 1);
   stamp(p, at.step, t.wave, 0);
 }
 //< tape_begin_turn
 
-/*: ## The rows of a tile in the ring :*/
+/*: ## Rows on the tensor cores
+
+A dot product on the ordinary lanes costs two instructions a weight, one to widen and one to multiply, and eight warps then need half of the time that the memory needs
+to bring the weights; every hand-off pays for it. The tensor cores multiply two-byte matrices as fast as they come, with FP32 sums. Our vector is FP32. But 24 bits of mantissa
+are three times eight: a float is exactly the sum of three BF16 numbers, *high*, *middle* and *low*, each what the ones before have left over. Three of the eight columns of the
+second factor are these parts; their three products are added up at the end. So the vector loses nothing, and products and sums are FP32 as they were.
+
+FP16 has eleven bits, and three parts are more than enough, but its exponents are short. There the vector is scaled by a power of two, so that its largest element in a warp's columns is
+about 2^13, and the sums are scaled back.
+
+**Who has what.** A piece is eight rows (or several times eight) of a block of at most 2,048 columns, and each warp has an eighth of the block's columns, whatever the row. Lane 4 g + t reads
+row g, 16 bytes in every 64, at 16 t. These eight weights go into two multiplications, four into each; which weight is called which k does not matter as long as the vector's parts
+are dealt out alike. Lane 4 g + t of the other factor holds part g (0, 1, 2; all others zero) of the same eight columns. :*/
 //> tape_rows
-// A warp's part of a matrix: its segment of every row that falls to it.
-struct Part {
-  uint32_t segment, segments;
-  uint32_t row, rows;     // first row in a piece, and how far to the next
-  uint32_t at, step;      // this lane's first byte in a piece, and in its warp's next row
-  uint32_t column, width; // its first column, and the columns from there to the segment's end
+enum { CHUNK = 32 };            // columns of a row that a warp's four lanes read at once
+enum { CHUNKS = 8, PARTS = 3 }; // of a warp's columns in a block, at most
+
+struct Part {             // a warp's columns of a matrix
+  uint32_t columns;       // of all blocks together
+  uint32_t block, blocks; // columns of a block, and how many
+  uint32_t first, chunks; // this warp's first column in a block, and chunks from there
+  uint32_t rows;          // of a piece
 };
 
 // Keeps a value in a register: a matrix's fields, chosen by the opcode, would else be loads from constant memory in the loop over its rows.
@@ -118,76 +132,61 @@ static __device__ __forceinline__ uint32_t opaque(uint32_t v) {
 }
 
 static __device__ __forceinline__ Part part_of(const DeviceMatrix &m) {
-  const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = opaque(m.stride);
   Part a;
-  a.segments = opaque(m.tape_segments);
-  a.segment = warp & (a.segments - 1); // a power of two
-  const uint32_t shift = a.segments == 1 ? 0 : a.segments == 2 ? 1 : 3;
-  a.rows = WARPS >> shift;
-  a.row = warp >> shift;
-  a.column = a.segment * m.tape_columns + lane * 8;
-  const uint32_t end = min(m.columns, (a.segment + 1) * m.tape_columns);
-  a.width = a.column < end ? end - a.column : 0;
-  a.at = a.row * stride + a.column * 2;
-  a.step = a.rows * stride;
+  a.columns = opaque(m.columns);
+  a.block = opaque(m.tape_columns);
+  a.blocks = opaque(m.tape_blocks);
+  a.rows = opaque(m.tape_rows);
+  const uint32_t own = a.block / WARPS;
+  a.first = threadIdx.x / WARP * own;
+  a.chunks = own / CHUNK;
   return a;
 }
 
-// A lane's weights of one row: zeros beyond the segment. WHOLE: all J times 256 columns are inside.
-template <int J, bool WHOLE>
-static __device__ __forceinline__ void take_row(const unsigned char *row, const Part &a,
-                                                uint4 (&w)[STEPS]) {
-  const uint4 *from = (const uint4 *)row;
-#pragma unroll
-  for (uint32_t j = 0; j < J; j++)
-    w[j] = WHOLE || j * STEP_COLUMNS < a.width ? from[j * WARP] : make_uint4(0, 0, 0, 0);
+// Columns of block b.
+static __device__ __forceinline__ uint32_t width_of(const Part &a, uint32_t b) {
+  return min(a.block, a.columns - b * a.block);
 }
 
-// A lane's part of a row's product. Four sums, so that no multiplication waits for the one before it.
-template <DType T, int J>
-static __device__ __forceinline__ float dot_row(const uint4 (&w)[STEPS],
-                                                const float (&x)[STEPS][8]) {
-  float sum[4] = {0, 0, 0, 0};
+// A lane's weights of eight rows. WHOLE: all columns exist; else zeros beyond the last.
+template <bool WHOLE>
+static __device__ __forceinline__ void take_rows(const unsigned char *slot, const Part &a,
+                                                 uint32_t width, uint4 (&w)[CHUNKS]) {
+  const uint32_t lane = threadIdx.x % WARP, column = a.first + lane % 4 * 8;
+  const uint4 *from = (const uint4 *)(slot + (lane / 4 * width + column) * 2);
 #pragma unroll
-  for (int j = 0; j < J; j++) {
-    float v[8];
-    widen8<T>(w[j], v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) sum[k % 4] = fmaf(v[k], x[j][k], sum[k % 4]);
-  }
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  for (uint32_t j = 0; j < CHUNKS; j++)
+    w[j] = WHOLE || (j < a.chunks && column + j * CHUNK < width) ? from[j * 4]
+                                                                 : make_uint4(0, 0, 0, 0);
 }
 
-// The sums over the lanes of four rows at once: six exchanges instead of twenty. Rows are pushed one by one; a row's sum goes to `at` in shared memory.
-struct FourRows {
-  float v[4] = {0, 0, 0, 0};
-  uint32_t at[4] = {0, 0, 0, 0}, n = 0;
-
-  __device__ __forceinline__ void push(float y, uint32_t to, float *sums) {
-    v[3] = v[2], v[2] = v[1], v[1] = v[0], v[0] = y;
-    at[3] = at[2], at[2] = at[1], at[1] = at[0], at[0] = to;
-    if (++n == 4) flush(sums);
-  }
-  __device__ __forceinline__ void flush(float *sums) {
-    const uint32_t lane = threadIdx.x % WARP;
-    const bool high = lane & 16, odd = lane & 8;
-    const float a = (high ? v[2] : v[0]) + __shfl_xor_sync(0xffffffffu, high ? v[0] : v[2], 16);
-    const float b = (high ? v[3] : v[1]) + __shfl_xor_sync(0xffffffffu, high ? v[1] : v[3], 16);
-    float c = (odd ? b : a) + __shfl_xor_sync(0xffffffffu, odd ? a : b, 8);
-#pragma unroll
-    for (int o = 4; o; o >>= 1) c += __shfl_xor_sync(0xffffffffu, c, o);
-    const uint32_t to = odd ? (high ? at[3] : at[1]) : (high ? at[2] : at[0]);
-    if (lane % 8 == 0 && lane / 8 < n) sums[to] = c;
-    v[0] = v[1] = v[2] = v[3] = 0;
-    n = 0;
-  }
+struct Factor { // a lane's elements of the vector's parts: of chunk j, for two multiplications
+  uint4 v[CHUNKS];
 };
+
+// This lane's row g times the vector, over the warp's columns; in lanes 4 g, all three parts together.
+template <DType T, bool WHOLE>
+static __device__ __forceinline__ float multiply_rows(const uint4 (&w)[CHUNKS], const Factor &x,
+                                                      uint32_t chunks) {
+  float c[4][2] = {};
+#pragma unroll
+  for (uint32_t j = 0; j < CHUNKS; j++) {
+    if (!WHOLE && j >= chunks) break;
+    mma_rows<T>(c[j % 2 * 2], w[j].x, w[j].y, x.v[j].x, x.v[j].y);
+    mma_rows<T>(c[j % 2 * 2 + 1], w[j].z, w[j].w, x.v[j].z, x.v[j].w);
+  }
+  const float high = (c[0][0] + c[1][0]) + (c[2][0] + c[3][0]);
+  const float other = (c[0][1] + c[1][1]) + (c[2][1] + c[3][1]);
+  // Lane 4 g has the high and the middle part, lane 4 g + 1 the low one.
+  const float low = __shfl_xor_sync(0xffffffffu, high, 1);
+  return high + (other + low);
+}
 //< tape_rows
 
 /*: ## The vector
 
-`keep`: rows of it that this worker will need again as they are, the residual that a later tile adds to. Returns false when the launch has failed, to all threads
-alike. :*/
+Every warp waits for its own columns, splits them, and deals the parts out to its lanes through a little shared memory. No warp waits for another one here. Rows of the residual that the worker will add to later are
+kept as they are, by whoever meets them. :*/
 //> tape_stage
 struct VectorSource {
   const float *handed;       // a hand-off buffer, or NULL:
@@ -196,82 +195,91 @@ struct VectorSource {
 };
 
 template <DType T>
-static __device__ __forceinline__ bool stage_vector(const VectorSource &from, uint32_t columns,
-                                                    RowRange keep, float *own, float *x,
-                                                    float *squares, Waiter &waiter) {
-  float sum = 0;
-#pragma unroll 1
-  for (uint32_t e0 = threadIdx.x * 4; e0 < columns; e0 += BLOCK * 8) {
-    float4 v[2], g[2];
+static __device__ __forceinline__ void split8(const float *x, uint4 (&parts)[PARTS]) {
+  float left[8];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const uint32_t e = e0 + i * BLOCK * 4;
-      g[i] =
-          from.gains && e < columns ? *(const float4 *)(from.gains + e) : make_float4(1, 1, 1, 1);
-    }
-    if (from.handed) {
-      waiter.take(
-          v, [&](int i) { return (const float4 *)(from.handed + e0 + i * BLOCK * 4); },
-          [&](int i) { return e0 + i * BLOCK * 4 < columns; });
-    } else {
+  for (int k = 0; k < 8; k++) left[k] = x[k];
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const uint32_t e = e0 + i * BLOCK * 4;
-        const uint2 w = e < columns ? *(const uint2 *)(from.embedding + e) : make_uint2(0, 0);
-        v[i] = make_float4(widen<T>((uint16_t)(w.x & 0xffff)), widen<T>((uint16_t)(w.x >> 16)),
-                           widen<T>((uint16_t)(w.y & 0xffff)), widen<T>((uint16_t)(w.y >> 16)));
-      }
-    }
+  for (int i = 0; i < PARTS; i++) {
+    parts[i] = narrow8<T>(left);
+    float taken[8];
+    widen8<T>(parts[i], taken);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const uint32_t e = e0 + i * BLOCK * 4;
-      if (e >= columns) break;
-      const float all[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-#pragma unroll
-      for (uint32_t k = 0; k < 4; k++) {
-        sum = fmaf(all[k], all[k], sum);
-        if (e + k >= keep.row0 && e + k < keep.row1) own[e + k - keep.row0] = all[k];
-      }
-      *(float4 *)(x + plane_index(e, columns / 2)) =
-          make_float4(v[i].x * g[i].x, v[i].y * g[i].y, v[i].z * g[i].z, v[i].w * g[i].w);
-    }
-  }
-  if (from.gains) {
-    sum = warp_sum(sum);
-    if (threadIdx.x % WARP == 0) squares[threadIdx.x / WARP] = sum;
-  }
-  return !bar_sync_or(1, BLOCK, waiter.failed);
-}
-
-// This lane's elements of the staged vector into registers.
-template <int J, bool WHOLE>
-static __device__ __forceinline__ void lane_vector(const float *staged, uint32_t columns,
-                                                   const Part &a, float (&x)[STEPS][8]) {
-  const float4 *low = (const float4 *)staged + a.column / 8, *high = low + columns / 8;
-  const float4 zero = make_float4(0, 0, 0, 0);
-#pragma unroll
-  for (uint32_t j = 0; j < J; j++) {
-    const bool inside = WHOLE || j * STEP_COLUMNS < a.width;
-    const float4 l = inside ? low[j * WARP] : zero, h = inside ? high[j * WARP] : zero;
-    x[j][0] = l.x, x[j][1] = l.y, x[j][2] = l.z, x[j][3] = l.w;
-    x[j][4] = h.x, x[j][5] = h.y, x[j][6] = h.z, x[j][7] = h.w;
+    for (int k = 0; k < 8; k++) left[k] -= taken[k];
   }
 }
 
-// The same straight from a hand-off buffer, where no other warp needs this segment.
-template <int J, bool WHOLE>
-static __device__ __forceinline__ void take_segment(const float *handed, const Part &a,
-                                                    float (&x)[STEPS][8], Waiter &waiter) {
-  float4 v[2 * J];
-  const float4 *from = (const float4 *)(handed + a.column);
-  waiter.take(
-      v, [&](int i) { return from + i / 2 * (STEP_COLUMNS / 4) + i % 2; },
-      [&](int i) { return WHOLE || (uint32_t)i / 2 * STEP_COLUMNS < a.width; });
+// A lane's eight columns of block b: 8 of its warp's, lane by lane.
+static __device__ __forceinline__ uint32_t lane_column(const Part &a, uint32_t b) {
+  return b * a.block + a.first + threadIdx.x % WARP * 8;
+}
+static __device__ __forceinline__ bool has_column(const Part &a, uint32_t b) {
+  const uint32_t lane = threadIdx.x % WARP;
+  return lane * 8 < a.chunks * CHUNK && lane_column(a, b) < a.columns && b < a.blocks;
+}
+
+// x: [blocks][8] as they were handed on. Returns the sum of their squares.
+template <DType T, int BLOCKS>
+static __device__ __forceinline__ float take_vector(const VectorSource &from, const Part &a,
+                                                    RowRange keep, float *own,
+                                                    float (&x)[BLOCKS][8], Waiter &waiter) {
+  if (from.handed) {
+    float4 v[2 * BLOCKS];
+    waiter.take(
+        v, [&](int i) { return (const float4 *)(from.handed + lane_column(a, i / 2)) + i % 2; },
+        [&](int i) { return has_column(a, i / 2); });
 #pragma unroll
-  for (int i = 0; i < 2 * J; i++) {
-    float *to = &x[i / 2][i % 2 * 4];
-    to[0] = v[i].x, to[1] = v[i].y, to[2] = v[i].z, to[3] = v[i].w;
+    for (int i = 0; i < 2 * BLOCKS; i++) {
+      float *to = &x[i / 2][i % 2 * 4];
+      to[0] = v[i].x, to[1] = v[i].y, to[2] = v[i].z, to[3] = v[i].w;
+    }
+  } else {
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+      widen8<T>(has_column(a, b) ? *(const uint4 *)(from.embedding + lane_column(a, b))
+                                 : make_uint4(0, 0, 0, 0),
+                x[b]);
   }
+  float squares = 0;
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    const uint32_t e = lane_column(a, b);
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) {
+      squares = fmaf(x[b][k], x[b][k], squares);
+      if (has_column(a, b) && e + k >= keep.row0 && e + k < keep.row1)
+        own[e + k - keep.row0] = x[b][k];
+    }
+  }
+  return squares;
+}
+
+// x[0], the columns of a block, as this lane's factor. room: [PARTS, 256] two-byte floats of this warp. scale: what the products are to be divided by.
+template <DType T>
+static __device__ __forceinline__ void make_factor(const float (&x)[8], uint32_t chunks,
+                                                   uint4 *room, Factor &f, float &scale) {
+  const uint32_t lane = threadIdx.x % WARP, part = lane / 4;
+  float scaled[8];
+  scale = 1;
+  if (T == DT_F16) {
+    float most = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++) most = fmaxf(most, fabsf(x[k]));
+    most = warp_max(most);
+    if (most > 0 && most < 1e30f) scale = exp2f(floorf(log2f(most)) - 13);
+  }
+#pragma unroll
+  for (int k = 0; k < 8; k++) scaled[k] = T == DT_F16 ? x[k] / scale : x[k];
+  uint4 parts[PARTS];
+  split8<T>(scaled, parts);
+  __syncwarp(); // the last factor has been read
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) room[i * WARP + lane] = parts[i];
+  __syncwarp();
+#pragma unroll
+  for (uint32_t j = 0; j < CHUNKS; j++)
+    f.v[j] =
+        part < PARTS && j < chunks ? room[part * WARP + j * 4 + lane % 4] : make_uint4(0, 0, 0, 0);
 }
 //< tape_stage
 
@@ -321,7 +329,7 @@ static __device__ __forceinline__ void empty_tape(const Params &p, const TapeSha
       if (t.op == OP_QKV) qkv = i;
       if (t.op == OP_WO) wo = i;
       if (t.op != OP_DOWN) continue;
-      while (load_shared_acquire(s.ring.progress) < turn) {
+      while (load_shared_acquire(s.ring.progress) < turn * WARPS) {
         if (load_shared_acquire(s.ring.leave)) return;
         nanosleep_short();
       }
@@ -389,124 +397,138 @@ static __device__ __forceinline__ void wait_emptied(const TapeShared &s, uint32_
     ;
 }
 
-// Rows [i0, i1) of the tile, a thread a row: the sums of its segments are in `partial`. add: this thread's biases where i0 is 0.
+static __device__ __forceinline__ void take_gains(const VectorSource &from, const Part &a,
+                                                  uint32_t b, float (&gains)[8]) {
+  const float4 one = make_float4(1, 1, 1, 1),
+               *at = (const float4 *)(from.gains + lane_column(a, b));
+  const float4 g = has_column(a, b) ? at[0] : one, h = has_column(a, b) ? at[1] : one;
+  gains[0] = g.x, gains[1] = g.y, gains[2] = g.z, gains[3] = g.w;
+  gains[4] = h.x, gains[5] = h.y, gains[6] = h.z, gains[7] = h.w;
+}
+
+// Rows [i0, i1) of the tile, a thread a row: the warps' sums are in `sums`.
 static __device__ __forceinline__ void finish_rows(const Params &p, const TapeShared &s,
                                                    const Tile &t, const Place &at,
-                                                   uint32_t segments, uint32_t i0, uint32_t i1,
+                                                   const float *sums, uint32_t i0, uint32_t i1,
                                                    float factor, float2 add, Candidate &best) {
   const bool pairs = t.op == OP_GATE_UP;
   const uint32_t i = i0 + threadIdx.x;
   if (i >= i1) return;
   if (t.op == OP_DOWN) wait_emptied(s, at.turn);
-  float y = 0, up = 0;
-  const float *sums = s.partial + (i - i0) * segments;
-  for (uint32_t k = 0; k < segments; k++) {
-    y += sums[k];
-    if (pairs) up += sums[TAPE_SUMS * segments + k];
+  float y[2] = {0, 0};
+#pragma unroll
+  for (int up = 0; up < 2; up++) {
+    if (up && !pairs) break;
+    const float4 *of = (const float4 *)(sums + ((i - i0) + (up ? i1 - i0 : 0)) * WARPS);
+    const float4 a = of[0], b = of[1];
+    y[up] = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
   }
-  hand_on_row(p, s, t, at, i, y * factor + add.x, up * factor + add.y, best);
-}
-
-// All rows of the tile. w: this warp's first, of a piece that is still ours if `kept`.
-template <DType T, int J, bool WHOLE>
-static __device__ __forceinline__ void
-multiply(const Params &p, const TapeShared &s, const Tile &t, const Place &at, const Part &a,
-         uint32_t at_once, const float (&x)[STEPS][8], uint4 (&w)[STEPS], bool kept,
-         const unsigned char *slot, float factor, Reader &reader, Candidate &best) {
-  const uint32_t n = t.row1 - t.row0, segments = a.segments;
-  const bool pairs = t.op == OP_GATE_UP;
-  float2 add = make_float2(0, 0);
-  if (p.biased && threadIdx.x < n) {
-    const float *bias = bias_of(p, t, false), *up_bias = pairs ? bias_of(p, t, true) : nullptr;
-    if (bias) add.x = bias[t.row0 + threadIdx.x];
-    if (up_bias) add.y = up_bias[t.row0 + threadIdx.x];
-  }
-  FourRows four;
-  bool taken = true;                           // the first row is in registers
-  uint32_t begun = 0;                          // rows before it have been handed on
-  uint32_t to = a.row * segments + a.segment;  // where the sum of this warp's next row goes
-  const uint32_t next = a.rows * segments;     // from one of its rows to the next
-  const uint32_t other = TAPE_SUMS * segments; // from a gate row to the same row of up
-#pragma unroll 1
-  for (uint32_t r0 = 0; r0 < n; r0 += at_once) {
-    const uint32_t rows = min(at_once, n - r0);
-#pragma unroll 1
-    for (uint32_t up = 0; up < 1u + pairs; up++) {
-      if (!taken) {
-        slot = reader.wait() + a.at;
-        kept = true;
-      }
-      uint32_t at_row = to + (up ? other : 0);
-#pragma unroll 1
-      for (uint32_t r = a.row; r < rows; r += a.rows, slot += a.step, at_row += next) {
-        if (!taken) take_row<J, WHOLE>(slot, a, w);
-        taken = false;
-        if (kept && r + a.rows >= rows) {
-          reader.release();
-          kept = false;
-        }
-        four.push(dot_row<T, J>(w, x), at_row, s.partial);
-      }
-      taken = false;
-      if (kept) reader.release(); // none of its rows is this warp's
-      kept = false;
-    }
-    to += at_once * segments;
-    const uint32_t done = r0 + rows;
-    if (done < n && done + at_once - begun <= TAPE_SUMS) continue;
-    four.flush(s.partial);
-    sync_block();
-    finish_rows(p, s, t, at, segments, begun, done, factor, add, best);
-    begun = done;
-    to = a.row * segments + a.segment;
-    add = make_float2(0, 0);     // only lm_head has so many rows, and no bias
-    if (begun < n) sync_block(); // before the sums are written over
-  }
+  hand_on_row(p, s, t, at, i, y[0] * factor + add.x, y[1] * factor + add.y, best);
 }
 
 // False when the launch has failed. Where no logits are wanted, lm_head only reads the residual.
-template <DType T, int J, bool WHOLE>
+template <DType T, int BLOCKS, bool WHOLE>
 static __device__ __forceinline__ bool
 weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int32_t token,
              bool wanted, Reader &reader, Waiter &waiter, Candidate &best) {
-  const DeviceMatrix &m = tape_matrix(p, t.op);
-  const uint32_t columns = opaque(m.columns), at_once = opaque(m.tape_rows), n = t.row1 - t.row0;
-  const bool pairs = t.op == OP_GATE_UP, asked = t.op != OP_LM_HEAD || wanted;
-  const Part a = part_of(m);
-  uint4 w[STEPS];
+  const Part a = part_of(tape_matrix(p, t.op));
+  const uint32_t n = t.row1 - t.row0, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const bool pairs = t.op == OP_GATE_UP, qkv = t.op == OP_QKV, asked = t.op != OP_LM_HEAD || wanted;
+  uint4 w[CHUNKS];
+  bool taken = asked, kept = false; // the first rows are in registers; their piece is still ours
   const unsigned char *slot = nullptr;
-  bool kept = false; // the piece's slot is still ours
   if (asked) {
-    const uint32_t rows = min(at_once, n);
-    slot = reader.wait() + a.at;
-    if (a.row < rows) take_row<J, WHOLE>(slot, a, w);
-    kept = a.row + a.rows < rows;
+    slot = reader.wait();
+    take_rows<WHOLE>(slot, a, width_of(a, 0), w);
+    kept = min(a.rows, n) > 8;
     if (!kept) reader.release();
   }
-
-  const uint32_t copy = at.vectors++ & 1;
-  float x[STEPS][8], factor = 1;
   const VectorSource from = source_of(p, t, at, token);
-  if (t.op == OP_DOWN && a.segments == WARPS) {
-    take_segment<J, WHOLE>(from.handed, a, x, waiter);
+  float gains[8];
+  if (BLOCKS == 1 && from.gains) take_gains(from, a, 0, gains);
+
+  float x[BLOCKS][8];
+  const RowRange keep = qkv ? range(s.tiles[at.wo]) : pairs ? at.down : RowRange{0, 0};
+  float squares =
+      take_vector<T, BLOCKS>(from, a, keep, s.own + (qkv ? 0 : p.own_floats), x, waiter);
+  begin_turn(p, s, at, t);
+  float *all_squares = s.squares + (at.vectors++ & 1) * WARPS;
+  if (from.gains) {
+    squares = warp_sum(squares);
+    if (lane == 0) all_squares[warp] = squares;
+  }
+  uint4 *room = s.parts + warp * PARTS * WARP;
+  float factor = 1, scale = 1;
+  Factor f;
+#pragma unroll 1
+  for (uint32_t i0 = 0; i0 < n; i0 += TAPE_SUMS) { // rows that are finished together
+    const uint32_t i1 = min(n, i0 + TAPE_SUMS), mine = i0 + threadIdx.x;
+    float2 add = make_float2(0, 0);
+    if (p.biased && mine < i1) {
+      const float *bias = bias_of(p, t, false), *up_bias = pairs ? bias_of(p, t, true) : nullptr;
+      if (bias) add.x = bias[t.row0 + mine];
+      if (up_bias) add.y = up_bias[t.row0 + mine];
+    }
+    float *sums = s.partial + (at.sums++ & 1) * p.partial_floats;
+#pragma unroll 1
+    for (uint32_t b = 0; asked && b < a.blocks; b++) {
+      if (BLOCKS > 1 || i0 == 0) {
+        if (from.gains) {
+          if (BLOCKS > 1) take_gains(from, a, b, gains);
+          float y[8];
+#pragma unroll
+          for (int k = 0; k < 8; k++) y[k] = x[0][k] * gains[k];
+          make_factor<T>(y, a.chunks, room, f, scale);
+        } else make_factor<T>(x[0], a.chunks, room, f, scale);
+      }
+      if (BLOCKS > 1) { // the next block's columns to the front
+        float first[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) first[k] = x[0][k];
+#pragma unroll
+        for (int c = 0; c < BLOCKS; c++)
+#pragma unroll
+          for (int k = 0; k < 8; k++)
+            x[c][k] =
+                (uint32_t)c + 1 < a.blocks && c + 1 < BLOCKS ? x[(c + 1) % BLOCKS][k] : first[k];
+      }
+      const uint32_t width = width_of(a, b);
+#pragma unroll 1
+      for (uint32_t r0 = i0; r0 < i1; r0 += a.rows) {
+        const uint32_t rows = min(a.rows, i1 - r0);
+#pragma unroll 1
+        for (uint32_t up = 0; up < 1u + pairs; up++) {
+          if (!taken) {
+            slot = reader.wait();
+            kept = true;
+          }
+#pragma unroll 1
+          for (uint32_t r = 0; r < rows; r += 8) {
+            if (!taken) take_rows<WHOLE>(slot + r * width * 2, a, width, w);
+            taken = false;
+            if (kept && r + 8 >= rows) {
+              reader.release();
+              kept = false;
+            }
+            float y = multiply_rows<T, WHOLE>(w, f, a.chunks);
+            if (T == DT_F16) y *= scale;
+            const uint32_t row = r + lane / 4;
+            float *sum = sums + (r0 - i0 + row + (up ? i1 - i0 : 0)) * WARPS + warp;
+            if (lane % 4 == 0 && row < rows) *sum = b ? *sum + y : y;
+          }
+        }
+      }
+    }
     if (bar_sync_or(1, BLOCK, waiter.failed)) return false;
-  } else {
-    const bool qkv = t.op == OP_QKV;
-    const RowRange keep = qkv ? range(s.tiles[at.wo]) : pairs ? at.down : RowRange{0, 0};
-    float *staged = s.x + copy * p.x_floats, *squares = s.squares + copy * WARPS;
-    if (!stage_vector<T>(from, columns, keep, s.own + (qkv ? 0 : p.own_floats), staged, squares,
-                         waiter))
-      return false;
-    lane_vector<J, WHOLE>(staged, columns, a, x);
-    if (from.gains) {
+    if (!asked) return true;
+    if (from.gains && i0 == 0) {
       float sum = 0;
 #pragma unroll
-      for (int i = 0; i < WARPS; i++) sum += squares[i];
+      for (int i = 0; i < WARPS; i++) sum += all_squares[i];
       factor = rsqrtf(sum / (float)p.hidden + p.rms_eps);
     }
+    finish_rows(p, s, t, at, sums, i0, i1, factor, add, best);
   }
-  begin_turn(p, s, at, t);
-  if (asked) multiply<T, J, WHOLE>(p, s, t, at, a, at_once, x, w, kept, slot, factor, reader, best);
   return true;
 }
 //< tape_tile
@@ -521,7 +543,10 @@ template <DType T, int H>
 static __device__ __forceinline__ void attend_tile(const Params &p, const TapeShared &s,
                                                    const Tile &t, const Place &at, Reader &reader,
                                                    Waiter &waiter) {
-  if (t.part >= at.chunks) return;
+  if (t.part >= at.chunks) {
+    begin_turn(p, s, at, t);
+    return;
+  }
   const uint32_t newest = at.position, block = rows_of_slot(p);
   uint32_t p0, p1;
   chunk_range(newest + 1, t.part, at.chunks, &p0, &p1);
@@ -535,7 +560,7 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
                         v, [&](int i) { return i ? b : a; }, always);
                     return make_float2(v[0], v[1]);
                   });
-    begin_turn(p, s, at, t);
+    if (kv == t.row0) begin_turn(p, s, at, t);
     HeadStates<H> st;
     clear(st);
     float q[H][8];
@@ -551,8 +576,8 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
         second.advance();
         values = (const uint4 *)second.wait();
       }
-      attend_rows<T, H, H <= HEADS_AT_ONCE ? 2 : 1>(p, q, lanes, n, newest - b0, keys, values,
-                                                    s.attention.fresh, st);
+      attend_rows<T, H, H <= HEADS_AT_ONCE ? ROWS_TOGETHER : 1>(p, q, lanes, n, newest - b0, keys,
+                                                                values, s.attention.fresh, st);
       if (!some) continue;
       reader.release();
       reader.release();
@@ -573,10 +598,10 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
 }
 
 // A warp takes four elements at a time, and a lane a chunk of them.
-static __device__ __forceinline__ void merge_tile(const Params &p, const Tile &t, const Place &at,
-                                                  Waiter &waiter) {
+static __device__ __forceinline__ void merge_tile(const Params &p, const TapeShared &s,
+                                                  const Tile &t, const Place &at, Waiter &waiter) {
+  begin_turn(p, s, at, t);
   if (at.chunks == 1) return;
-  stamp(p, at.step, t.wave, 0);
   const uint32_t lane = threadIdx.x % WARP;
 #pragma unroll 1
   for (uint32_t e = t.row0 + threadIdx.x / WARP * 4; e < t.row1; e += WARPS * 4) {
@@ -587,27 +612,24 @@ static __device__ __forceinline__ void merge_tile(const Params &p, const Tile &t
     for (uint32_t c0 = 0; c0 < at.chunks; c0 += WARP) {
       const uint32_t c = c0 + lane, state = c * p.heads + head;
       const bool mine = c < at.chunks;
-      float4 v[1];
-      float of[2];
-      const auto mine_only = [&](int) { return mine; };
+      float v[6]; // four elements, the largest score and the summed weights, all asked for at once
       waiter.take(
           v,
-          [&](int) {
-            return (const float4 *)(p.attention + (uint64_t)c * p.heads * p.head_dim + e);
+          [&](int i) {
+            return i < 4 ? p.attention + (uint64_t)c * p.heads * p.head_dim + e + i
+                         : (i == 4 ? p.score_max : p.denominator) + state;
           },
-          mine_only);
-      waiter.take(
-          of, [&](int i) { return (i ? p.denominator : p.score_max) + state; }, mine_only);
-      if (!mine) of[0] = -INFINITY;
+          [&](int) { return mine; });
+      if (!mine) v[4] = -INFINITY;
       const float before = most;
-      const float largest = warp_max(of[0]);
+      const float largest = warp_max(v[4]);
       if (!(largest <= most)) most = largest;
-      const float scale = __expf(of[0] - origin(most)), old = __expf(before - origin(most));
-      weights = weights * old + warp_sum(of[1] * scale);
-      sum.x = sum.x * old + warp_sum(v[0].x * scale);
-      sum.y = sum.y * old + warp_sum(v[0].y * scale);
-      sum.z = sum.z * old + warp_sum(v[0].z * scale);
-      sum.w = sum.w * old + warp_sum(v[0].w * scale);
+      const float scale = __expf(v[4] - origin(most)), old = __expf(before - origin(most));
+      weights = weights * old + warp_sum(v[5] * scale);
+      sum.x = sum.x * old + warp_sum(v[0] * scale);
+      sum.y = sum.y * old + warp_sum(v[1] * scale);
+      sum.z = sum.z * old + warp_sum(v[2] * scale);
+      sum.w = sum.w * old + warp_sum(v[3] * scale);
     }
     const float mine = lane == 0 ? sum.x : lane == 1 ? sum.y : lane == 2 ? sum.z : sum.w;
     if (lane < 4) hand_on(p.merged + e + lane, mine / weights);
@@ -646,18 +668,17 @@ static __device__ __forceinline__ bool play_token(const Params &p, const TapeSha
     waiter.wave = t.wave;
     at.turn++;
     if (t.op == OP_ATTEND) attend_tile<T, H>(p, s, t, at, reader, waiter);
-    else if (t.op == OP_MERGE) merge_tile(p, t, at, waiter);
+    else if (t.op == OP_MERGE) merge_tile(p, s, t, at, waiter);
     else {
       if (t.op == OP_QKV)
         for (at.wo = i; s.tiles[at.wo].op != OP_WO;) at.wo++;
       if (t.op == OP_GATE_UP) at.down = range(s.tiles[i + 1]);
       if (t.op == OP_LM_HEAD) at.layer--; // the last that was begun, not one more
-      const uint32_t whole = tape_matrix(p, t.op).tape_whole;
+      const DeviceMatrix &m = tape_matrix(p, t.op);
       const bool alive =
-          whole == 8 ? weights_tile<T, 8, true>(p, s, t, at, token, wanted, reader, waiter, best)
-          : whole == 4
+          m.tape_whole && m.tape_blocks <= 4
               ? weights_tile<T, 4, true>(p, s, t, at, token, wanted, reader, waiter, best)
-              : weights_tile<T, STEPS, false>(p, s, t, at, token, wanted, reader, waiter, best);
+              : weights_tile<T, 8, false>(p, s, t, at, token, wanted, reader, waiter, best);
       if (!alive) return false;
       if (t.op == OP_LM_HEAD) at.layer++;
       if (t.op == OP_DOWN) at.layer++;
@@ -694,10 +715,12 @@ __global__ void __launch_bounds__(TAPE_BLOCK, 1) tape_kernel(const __grid_consta
   __syncthreads();
   if (blockIdx.x == p.lost) return;
   if (threadIdx.x >= BLOCK) {
+    fewer_registers();
     if (threadIdx.x < BLOCK + WARP) fetch_tape(p, s.ring, s.tiles, tiles);
-    else empty_tape(p, s, tiles);
+    else if (threadIdx.x < BLOCK + 2 * WARP) empty_tape(p, s, tiles);
     return;
   }
+  more_registers();
 
   Place at = {};
   Reader reader = {p, s.ring, {0, 0}, 0};

@@ -570,8 +570,9 @@ such a plan looks like:
   token to token), at the beginning of the next layer's down tile; candidates, two copies by turns of the token, at the beginning of the next
   lm_head tile. The rows that a worker wrote are those of its tile *of that layer*: its rows move on from layer to layer.
 - An lm_head tile reads the whole residual of the last layer also where no logits are wanted, and then does nothing else.
-- The tape of a worker is its tiles in their order, each cut into **pieces** by `tape_cut`: rows from row0 on, gate and up by turns (a piece of
-  gate rows, the same rows of up), and of an attend tile keys and values by turns. Piece i goes through slot i % ring_slots. :*/
+- The tape of a worker is its tiles in their order, each cut into **pieces** by `tape_cut`: of TAPE_SUMS rows at a time, block of columns by block of columns, rows from
+  row0 on, gate and up by turns (a piece of gate rows, the same rows of up); and of an attend tile keys and values by turns. Piece i goes through slot
+  i % ring_slots. :*/
 //> plan
 typedef enum Op {
   OP_EMBED,
@@ -630,23 +631,22 @@ int plan_index(Plan *p, Error *e); // (re)derives first[]; checks the order and 
 int plan_validate(const Plan *p, Error *e); // EXIT_PLAN
 // Its first step, on the header alone: shape, target and counts. What passes cannot overflow anything.
 int plan_sizes(const Plan *p, Error *e); // EXIT_PLAN
-// How the rows of a matrix pass through a ring: TAPE_WARPS warps take the piece's row segments in turn, and a warp always has the same
-// segment, so that its part of the vector stays in registers.
+// How the rows of a matrix pass through a ring: a piece is some rows of a block of columns, and each of TAPE_WARPS warps has an eighth of the block's columns.
 enum {
   TAPE_WARPS = 8,
-  TAPE_SEGMENT = 2048,
-  TAPE_GROUP = 8, // query heads of a K/V head, at most
-  TAPE_HEAD = 256 // a head's size, at most
+  TAPE_COLUMNS = 2048, // of a block, at most
+  TAPE_BLOCKS = 8,     // of a row, at most
+  TAPE_SUMS = 128,     // rows that are finished together, at most
+  TAPE_GROUP = 8,      // query heads of a K/V head, at most
+  TAPE_HEAD = 256      // a head's size, at most
 };
-enum { TAPE_SUMS = 128 }; // rows whose segments' sums wait for each other, at most
 typedef struct TapeCut {
-  uint32_t segments; // of a row: 1, 2 or 8, each of at most TAPE_SEGMENT columns
-  uint32_t rows;     // of a piece, a multiple of TAPE_WARPS / segments; 0: such rows do not fit
+  uint32_t columns, blocks; // of a block, a multiple of 256; how many make a row
+  uint32_t rows;            // of a piece, a multiple of 8; 0: such rows do not fit
 } TapeCut;
-TapeCut tape_cut(uint32_t columns,
-                 uint32_t slot_bytes); // two-byte columns, padded to a multiple of 8
+TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes); // two-byte columns
 // Bytes of shared memory that a worker with so many tiles needs beside the ring.
-uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t slot_bytes, uint32_t tiles);
+uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t tiles);
 enum { PLAN_MAX_WORKERS = 1 << 16, PLAN_MAX_CHUNKS = 64, PLAN_MAX_TILES = 1 << 22 };
 
 typedef struct WaveCost {

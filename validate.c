@@ -123,7 +123,7 @@ static int check_ring(const Plan *p, uint32_t tiles, Error *e) {
                 "plan: rule \"ring\": %u slots of %u bytes; at least 2, of a multiple of 16",
                 p->ring_slots, p->slot_bytes);
   uint64_t ring = (uint64_t)p->ring_slots * p->slot_bytes,
-           reserve = tape_reserve(s, p->workers, p->slot_bytes, tiles);
+           reserve = tape_reserve(s, p->workers, tiles);
   if (p->target.shared_bytes && ring + reserve > p->target.shared_bytes)
     return fail(e, EXIT_PLAN,
                 "plan: rule \"ring\": %u slots of %u bytes and %llu beside them; a worker has %u",
