@@ -230,9 +230,14 @@ A row must come through the ring in **pieces** that eight warps can share evenly
 vector that stays the same from piece to piece. Tensor cores take eight rows at a time. So a piece is eight rows of at most 2,048 columns, which is a slot of 32 KB; longer rows
 are cut into equal blocks of columns, and of short rows several times eight make a piece. :*/
 //> tape_cut
+// Columns of the longest block of which a slot holds eight rows.
+static uint32_t slot_columns(uint32_t slot_bytes) {
+  uint32_t columns = slot_bytes / 16 / 256 * 256;
+  return columns < TAPE_COLUMNS ? columns : TAPE_COLUMNS;
+}
+
 TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes) {
-  uint64_t wide = ((uint64_t)columns + 7) / 8 * 8, most = slot_bytes / 16 / 256 * 256;
-  if (most > TAPE_COLUMNS) most = TAPE_COLUMNS;
+  uint64_t wide = ((uint64_t)columns + 7) / 8 * 8, most = slot_columns(slot_bytes);
   if (wide == 0 || most == 0 || wide > most * TAPE_BLOCKS) return (TapeCut){0};
   uint64_t blocks = (wide + most - 1) / most;
   uint64_t block = ((wide + blocks - 1) / blocks + 255) / 256 * 256;
@@ -310,8 +315,9 @@ static int check_columns(const Plan *p, const char *what, uint64_t columns, Erro
     return no_tape(e, "%s has rows of %llu columns; at most %d", what, (unsigned long long)columns,
                    TAPE_BLOCKS * TAPE_COLUMNS);
   if (tape_cut((uint32_t)columns, p->slot_bytes).rows) return 0;
-  return no_tape(e, "%s has rows of %llu bytes; a slot holds %u", what,
-                 2 * (unsigned long long)columns, p->slot_bytes);
+  return no_tape(e, "%s has rows of %llu columns; slots of %u bytes hold at most %u", what,
+                 (unsigned long long)columns, p->slot_bytes,
+                 TAPE_BLOCKS * slot_columns(p->slot_bytes));
 }
 
 // With chunks and ring chosen.
@@ -861,7 +867,8 @@ static void explain_choices(const Plan *p, uint32_t context, FILE *f) {
   const char *why = p->target.ffn != FFN_AUTO            ? "the target asks for it"
                     : p->sync == SYNC_DATA               ? "hand-offs of data want it so"
                     : strcmp(p->target.kind, "cpu") == 0 ? "a CPU reads the checkpoint as it lies"
-                                                         : "weights are packed for this target";
+                    : !p->ffn_parts ? "so many partial sums cost more than they save"
+                                    : "weights are packed for this target";
   if (p->ffn_parts)
     fprintf(f,
             "FFN: fused; %s.\n  no barrier between up and down; %u partial sums, added in order.\n",

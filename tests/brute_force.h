@@ -564,9 +564,9 @@ static const char *tape_form(const Plan *p) {
 }
 
 static bool tape_fits(long columns, long slot) {
-  long row = (columns + 7) / 8 * 16; // bytes
-  return (columns <= 2048 && 8 * row <= slot) || (columns <= 4096 && 4 * row <= slot) ||
-         (columns <= 16384 && row <= slot);
+  for (long block = 256; block <= 2048; block += 256) // eight rows of it in a slot, eight in a row
+    if (8 * block >= columns && 8 * block * 2 <= slot) return true;
+  return false;
 }
 
 static const char *tape_header(const Plan *p) {
@@ -581,8 +581,8 @@ static const char *tape_header(const Plan *p) {
   return NULL;
 }
 
-// Ring, two staged vectors, own rows, a piece's sums (rows of one segment, as tiny shapes have), attention, small things, and 24 bytes for each tile of
-// the worker that has most.
+// Ring, the vector's parts, own rows, every warp's sums of the largest matrix's rows twice, attention, small things, and 24 bytes for each tile of the
+// worker that has most.
 static bool tape_room(const Plan *p) {
   const Shape *h = &p->shape;
   double group = (double)h->heads / h->kv_heads, dim = h->head_dim, tiles = 0;
@@ -591,17 +591,13 @@ static bool tape_room(const Plan *p) {
     for (uint32_t i = 0; i < p->tile_count; i++) own += p->tile[i].worker == w;
     if (own > tiles) tiles = own;
   }
-  double columns[] = {h->hidden, h->heads * dim, h->inter}, widest = 0, rows = 0;
-  for (int k = 0; k < 3; k++) {
-    double row = 16 * ceil(columns[k] / 8), fit = fmin(64, floor(p->slot_bytes / row));
-    widest = fmax(widest, columns[k]);
-    rows = fmax(rows, 8 * floor(fit / 8));
-  }
   double heads = group <= 4 ? 4 : 8, own = ceil((double)h->hidden / p->workers);
-  double bytes =
-      (double)p->ring_slots * p->slot_bytes + 512 +
-      4 * (2 * widest + 2 * (own + 3) + rows + 3 + (group + 2) * dim + 8 * heads * (dim + 2)) +
-      24 * tiles;
+  double qkv = ceil((h->heads + 2 * h->kv_heads) * dim / p->workers);
+  double pair = ceil((double)h->inter / p->workers), ids = ceil((double)h->vocab / p->workers);
+  double rows = fmax(fmin(fmax(fmax(qkv, own), ids), 128), 2 * fmin(pair, 128));
+  double bytes = (double)p->ring_slots * p->slot_bytes + 3 * 2048 * 2 + 512 +
+                 4 * (2 * (own + 3) + 2 * 8 * rows + (group + 2) * dim + 8 * heads * (dim + 2)) +
+                 24 * tiles;
   return p->target.shared_bytes == 0 || bytes <= p->target.shared_bytes;
 }
 //< brute_tapes

@@ -8,12 +8,14 @@ write-up says: every known shape, odd shapes, and any number of workers. :*/
 #include <math.h>
 
 //> plan_helpers
+// With barriers, whatever the planner would choose.
 static void plan_for(const char *shape, const char *target, Plan *p) {
   Error e;
   Target t;
   const Shape *s = shape_find(shape);
   assert_non_null(s);
   assert_ok(target_read(target, &t, &e), &e);
+  t.sync = SYNC_BARRIER;
   assert_ok(plan_make(s, &t, p, &e), &e);
 }
 
@@ -173,9 +175,26 @@ static void tsv_and_explanation(void **state) {
   free(text);
   plan_free(&p);
 
+  // Why the FFN is what it is where the target leaves it to the planner.
+  Error e;
+  const struct {
+    uint32_t workers;
+    const char *says;
+  } ffns[] = {{64, "FFN: fused; weights are packed for this target"},
+              {65, "FFN: split; so many partial sums cost more than they save"}};
+  for (int i = 0; i < 2; i++) {
+    Target card = machine("cuda", ffns[i].workers, ATTENTION_AUTO);
+    assert_ok(plan_make(shape_find("llama-3.2-1b"), &card, &p, &e), &e);
+    f = open_memstream(&text, &bytes);
+    plan_explain(&p, 1, f);
+    fclose(f);
+    if (!strstr(text, ffns[i].says)) fail_msg("no %s in %s", ffns[i].says, text);
+    free(text);
+    plan_free(&p);
+  }
+
   // A target that knows nothing: no floor is invented.
   Target t = machine("cpu", 2, ATTENTION_AUTO);
-  Error e;
   assert_ok(plan_make(shape_find("tiny-llama"), &t, &p, &e), &e);
   f = open_memstream(&text, &bytes);
   plan_explain(&p, 1, f);
@@ -305,7 +324,7 @@ static void check_one(const Shape *s, uint32_t workers, const char *kind, FfnKin
   if (plan_make(s, &t, &p, &e) != 0) fail_msg("%s on %u workers: %s", s->name, workers, e.text);
   assert_ok(plan_validate(&p, &e), &e);
   assert_null(p.shape.rope.factors);
-  bool fused = ffn == FFN_FUSED || (ffn == FFN_AUTO && strcmp(kind, "cuda") == 0);
+  bool fused = ffn == FFN_FUSED || (ffn == FFN_AUTO && strcmp(kind, "cuda") == 0 && workers <= 64);
   assert_int_equal(p.ffn_parts > 0, fused);
   assert_int_equal(p.one_pass, attention != ATTENTION_TWO_PASS);
   if (p.chunks == 1) assert_int_equal(p.fused_context, UINT32_MAX);
@@ -362,6 +381,8 @@ static void odd_shapes(void **state) {
       check_plan(&odd[i], machines[m], "cuda", FFN_AUTO);
       check_plan(&odd[i], machines[m], "cpu", FFN_AUTO);
     }
+  for (uint32_t workers = 63; workers <= 66; workers++) // up to 64 fuse the FFN
+    check_plan(&base, workers, "cuda", FFN_AUTO);
 }
 
 static void another_target(void **state) {
@@ -482,31 +503,78 @@ static void chunks_in_use(void **state) {
 static void tape_cuts(void **state) {
   (void)state;
   const struct {
-    uint32_t columns, slot, segments, rows;
+    uint32_t columns, slot, block, blocks, rows;
   } cases[] = {
-      {2048, 32768, 1, 8},  {8192, 32768, 8, 2},    {8192, 16384, 8, 1},  {2048, 16384, 2, 4},
-      {4096, 32768, 2, 4},  {4096, 16384, 8, 2},    {3072, 32768, 2, 4},  {576, 32768, 1, 24},
-      {576, 16384, 1, 8},   {64, 32768, 1, 64},     {8, 32768, 1, 64},    {1, 16384, 1, 64},
-      {2049, 32768, 2, 4},  {4097, 32768, 8, 3},    {16384, 32768, 8, 1}, {16384, 32752, 0, 0},
-      {16385, 65536, 0, 0}, {16385, 1 << 20, 0, 0}, {0, 32768, 0, 0},     {8, 0, 0, 0},
-      {8, 16, 8, 1},        {8, 15, 0, 0},          {9, 31, 0, 0},        {9, 32, 8, 1},
-      {8, 64, 2, 4},        {8, 127, 2, 4},         {8, 128, 1, 8},       {8960, 32768, 8, 1},
+      {2048, 32768, 2048, 1, 8},
+      {8192, 32768, 2048, 4, 8},
+      {8192, 16384, 1024, 8, 8},
+      {8193, 16384, 0, 0, 0},
+      {2048, 16384, 1024, 2, 8},
+      {4096, 32768, 2048, 2, 8},
+      {4096, 16384, 1024, 4, 8},
+      {3072, 32768, 1536, 2, 8},
+      {576, 32768, 768, 1, 24}, // three times eight rows of 1,152 bytes; four times are 36,864
+      {576, 16384, 768, 1, 8},
+      {768, 32768, 768, 1, 16},
+      {896, 32768, 1024, 1, 16},
+      {8960, 32768, 1792, 5, 8},
+      {64, 32768, 256, 1, 64},
+      {8, 32768, 256, 1, 64},
+      {1, 16384, 256, 1, 64},
+      {2049, 32768, 1280, 2, 8}, // 2,056, of which half are 1,028
+      {4097, 32768, 1536, 3, 8},
+      {16384, 32768, 2048, 8, 8},
+      {16384, 32767, 0, 0, 0}, // blocks of 1,792
+      {14336, 32767, 1792, 8, 8},
+      {16384, 16384, 0, 0, 0},
+      {16385, 65536, 0, 0, 0},
+      {16385, 1 << 20, 0, 0, 0},
+      {2048, 65536, 2048, 1, 16}, // no block is longer
+      {4096, 65536, 2048, 2, 8},
+      {0, 32768, 0, 0, 0},
+      {8, 0, 0, 0, 0},
+      {8, 4095, 0, 0, 0},
+      {8, 4096, 256, 1, 32 * 2},
+      {256, 4096, 256, 1, 8},
+      {257, 4096, 256, 2, 8},
+      {136, 4096, 256, 1, 8}, // 2,176 bytes; twice are 4,352
+      {128, 4096, 256, 1, 16},
+      {2048, 4096, 256, 8, 8},
+      {2049, 4096, 0, 0, 0},
+      {UINT32_MAX, 32768, 0, 0, 0},
+      {8, UINT32_MAX, 256, 1, 64},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     TapeCut cut = tape_cut(cases[i].columns, cases[i].slot);
-    if (cut.segments != cases[i].segments || cut.rows != cases[i].rows)
-      fail_msg("%u columns, slots of %u: %u segments, %u rows", cases[i].columns, cases[i].slot,
-               cut.segments, cut.rows);
+    if (cut.columns != cases[i].block || cut.blocks != cases[i].blocks || cut.rows != cases[i].rows)
+      fail_msg("%u columns, slots of %u: %u blocks of %u, %u rows", cases[i].columns, cases[i].slot,
+               cut.blocks, cut.columns, cut.rows);
   }
+  uint32_t fit = 0, refused = 0;
   for (uint32_t columns = 1; columns < 20000; columns += 7)
-    for (uint32_t slot = 16; slot <= 65536; slot *= 2) {
+    for (uint32_t slot = 1024; slot <= 65536; slot += 1024) {
       TapeCut cut = tape_cut(columns, slot);
-      if (!cut.rows) continue;
-      uint32_t bytes = (columns + 7) / 8 * 16;
-      assert_true(cut.rows <= 64 && cut.rows * bytes <= slot && cut.rows % (8 / cut.segments) == 0);
-      assert_true(cut.segments == 1 || cut.segments == 2 || cut.segments == 8);
-      assert_true((columns + cut.segments - 1) / cut.segments <= TAPE_SEGMENT);
+      uint32_t longest = 0, wide = (columns + 7) / 8 * 8; // the longest block that a slot holds
+      for (uint32_t n = 256; n <= 2048 && 8 * 2 * n <= slot; n += 256) longest = n;
+      assert_int_equal(cut.rows > 0, 8 * longest >= wide);
+      if (!cut.rows) {
+        assert_true(cut.columns == 0 && cut.blocks == 0);
+        refused++;
+        continue;
+      }
+      fit++;
+      assert_true(cut.columns % 256 == 0 && cut.columns <= longest);
+      assert_true(cut.blocks >= 1 && cut.blocks <= 8);
+      // All columns, no block empty, and no fewer blocks would do; nor would shorter ones.
+      assert_true(cut.blocks * cut.columns >= wide && (cut.blocks - 1) * longest < wide);
+      assert_true((cut.blocks - 1) * cut.columns < wide);
+      assert_true(cut.blocks * (cut.columns - 256) < wide);
+      uint32_t row = 2 * (wide < cut.columns ? wide : cut.columns);
+      assert_true(cut.rows % 8 == 0 && cut.rows <= 64 && cut.rows * row <= slot);
+      if (cut.blocks > 1) assert_int_equal(cut.rows, 8);
+      else assert_true(cut.rows == 64 || (cut.rows + 8) * row > slot);
     }
+  assert_true(fit > 10000 && refused > 10000);
 }
 
 // A card with so much shared memory for a block.
@@ -570,8 +638,7 @@ static void check_tape(const Plan *p) {
   uint32_t room = p->target.shared_bytes ? p->target.shared_bytes : 101376, most = 0;
   for (uint32_t w = 0; w < p->workers; w++)
     if (p->first[w + 1] - p->first[w] > most) most = p->first[w + 1] - p->first[w];
-  assert_true(p->ring_slots * p->slot_bytes + tape_reserve(s, p->workers, p->slot_bytes, most) <=
-              room);
+  assert_true(p->ring_slots * p->slot_bytes + tape_reserve(s, p->workers, most) <= room);
   assert_int_equal(p->slot_bytes, room >= 163840 ? 32768 : 16384);
 
   // How far each worker's bytes have come, after any wave: one row of each opcode apart, at most.
@@ -706,18 +773,60 @@ static void a_tape_for_an_h200(void **state) {
     }
   free(text);
 
-  // Faster than with barriers, says the model; nobody gets it unasked all the same.
+  // Faster than with barriers, says the model.
   PlanCost with, without;
   plan_cost(&p, 1, &without, NULL);
   plan_free(&p);
-  t.sync = SYNC_AUTO;
+  t.sync = SYNC_BARRIER;
   assert_ok(plan_make(shape_find("llama-3.2-1b"), &t, &p, &e), &e);
-  assert_int_equal(p.sync, SYNC_BARRIER);
   assert_true(p.ring_slots == 0 && p.slot_bytes == 0);
   plan_cost(&p, 1, &with, NULL);
   assert_true(without.predicted_ms < with.predicted_ms);
   assert_true(without.predicted_ms > without.floor_ms);
   plan_free(&p);
+}
+
+static SyncKind chosen(const Shape *s, const Target *t) {
+  Plan p;
+  Error e;
+  assert_ok(plan_make(s, t, &p, &e), &e);
+  SyncKind sync = p.sync;
+  assert_int_equal(p.ring_slots > 0, sync == SYNC_DATA);
+  assert_true(sync != SYNC_DATA || p.ffn_parts == 0);
+  plan_free(&p);
+  return sync;
+}
+
+// Where the target does not say: data on an ample card, if it can be and is predicted to be faster.
+static void sync_unasked(void **state) {
+  (void)state;
+  Error e;
+  Target h200, t;
+  Shape llama = *shape_find("llama-3.2-1b"), s = llama;
+  assert_ok(target_read("h200", &h200, &e), &e);
+  assert_int_equal(h200.sync, SYNC_AUTO);
+  assert_int_equal(chosen(&llama, &h200), SYNC_DATA);
+#define CHOSEN(sync_, change)                                                                      \
+  do {                                                                                             \
+    s = llama;                                                                                     \
+    t = h200;                                                                                      \
+    change;                                                                                        \
+    assert_int_equal(chosen(&s, &t), sync_);                                                       \
+  } while (0)
+  CHOSEN(SYNC_BARRIER, t.sync = SYNC_BARRIER);
+  CHOSEN(SYNC_DATA, t.shared_bytes = 204800); // 200 KB
+  CHOSEN(SYNC_BARRIER, t.shared_bytes = 204799);
+  CHOSEN(SYNC_BARRIER, t.shared_bytes = 0); // unknown is not ample
+  CHOSEN(SYNC_BARRIER, memcpy(t.kind, "cpu", 4));
+  CHOSEN(SYNC_DATA, t.ffn = FFN_AUTO);
+  CHOSEN(SYNC_DATA, t.ffn = FFN_AUTO; t.workers = 20); // with barriers it would be fused
+  CHOSEN(SYNC_BARRIER, t.ffn = FFN_FUSED);
+  CHOSEN(SYNC_BARRIER, t.attention = ATTENTION_TWO_PASS);
+  CHOSEN(SYNC_BARRIER, s.kv_heads = 2);                 // sixteen query heads of a K/V head
+  CHOSEN(SYNC_BARRIER, s.inter = 16385);                // rows that no ring takes
+  CHOSEN(SYNC_BARRIER, t.handoff_us = 100);             // slower, and known to be
+  CHOSEN(SYNC_DATA, t.handoff_us = 100; t.ramp_us = 0); // the waves' own costs are not known
+#undef CHOSEN
 }
 
 static void tapes_refused(void **state) {
@@ -748,24 +857,39 @@ static void tapes_refused(void **state) {
   REFUSED("132 workers, and 131 rows of gate and up", s.inter = 131);
   REFUSED("132 workers, and 131 rows of lm_head", s.vocab = 131);
   REFUSED("down has rows of 16385 columns; at most 16384", s.inter = 16385);
-  REFUSED("down has rows of 28672 bytes; a slot holds 16384", s.inter = 14336;
+  REFUSED("down has rows of 8193 columns; slots of 16384 bytes hold at most 8192", s.inter = 8193;
           t.shared_bytes = 163839);
-  REFUSED("49152 bytes of shared memory hold 1 slots of 16384 bytes beside",
-          t.shared_bytes = 49152);
+  REFUSED("65536 bytes of shared memory hold 1 slots of 16384 bytes beside 33456",
+          t.shared_bytes = 65536);
   REFUSED("1024 bytes of shared memory hold 0 slots of 16384 bytes beside", t.shared_bytes = 1024);
 #undef REFUSED
   // To the byte: two slots, and not a byte less.
   s = llama;
-  t = card(132, (uint32_t)(2 * 16384 + tape_reserve(&s, 132, 16384, 6 * 16 + 1)));
+  t = card(132, (uint32_t)(2 * 16384 + tape_reserve(&s, 132, 6 * 16 + 1)));
   assert_ok(plan_make(&s, &t, &p, &e), &e);
   assert_int_equal(p.ring_slots, 2);
   plan_free(&p);
   t.shared_bytes--;
   assert_int_equal(plan_make(&s, &t, &p, &e), -1);
-  // What the shape asks for, by hand: two vectors of 2,048; two times 16 residual rows and 3; sums of 16 rows of eight segments and 3; (4 + 2) heads of 64;
-  // 8 sums of 4 heads and their two states; 512 bytes; 97 tiles.
-  assert_int_equal(tape_reserve(&s, 132, 32768, 97),
-                   4 * (2 * 2048 + 2 * 19 + 131 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  // What the shape asks for, by hand: three parts of 2,048 two-byte columns; two times 16 residual rows and 3; two times eight sums of the 128 rows of
+  // lm_head that are finished together; (4 + 2) heads of 64; 8 sums of 4 heads and their two states; 512 bytes; 97 tiles.
+  assert_int_equal(tape_reserve(&s, 132, 97),
+                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 128 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  s.vocab = 132; // then 63 rows of gate and 63 of up
+  assert_int_equal(tape_reserve(&s, 132, 97),
+                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 126 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  s.inter = 132 * 200; // 128 of each are finished together
+  assert_int_equal(tape_reserve(&s, 132, 97),
+                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 256 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  s.inter = 132; // then qkv's 3,072 rows, 24 a worker
+  assert_int_equal(tape_reserve(&s, 132, 97),
+                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 24 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  s.hidden = 132 * 30 + 1; // then wo's and down's, 31
+  assert_int_equal(tape_reserve(&s, 132, 97),
+                   3 * 2 * 2048 + 4 * (2 * 34 + 2 * 8 * 31 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  s.heads = 40; // five of a K/V head: eight at once
+  assert_int_equal(tape_reserve(&s, 132, 0),
+                   3 * 2 * 2048 + 4 * (2 * 34 + 2 * 8 * 31 + 7 * 64 + 8 * 8 * 66) + 512);
 }
 
 static void what_a_tape_costs(void **state) {
@@ -1001,6 +1125,7 @@ int main(void) {
       cmocka_unit_test(tape_cuts),
       cmocka_unit_test(tapes_of_known_shapes),
       cmocka_unit_test(a_tape_for_an_h200),
+      cmocka_unit_test(sync_unasked),
       cmocka_unit_test(tapes_refused),
       cmocka_unit_test(what_a_tape_costs),
       cmocka_unit_test(refused_by_name),

@@ -401,8 +401,7 @@ static void agree_on_mutants(void **state) {
   }
   for (int b = 0; b < TAPES; b++) {
     uint32_t most = 6 * (uint32_t)tapes[b].s.layers + 1; // tiles of a worker
-    uint64_t room =
-        2 * (16 << 10) + tape_reserve(&tapes[b].s, tapes[b].workers, 16 << 10, most) + 10;
+    uint64_t room = 2 * (16 << 10) + tape_reserve(&tapes[b].s, tapes[b].workers, most) + 10;
     Target t = card(tapes[b].workers, tapes[b].tight ? (uint32_t)room : 0);
     agree(&tapes[b].s, &t, &r, &valid[1], refused[1]);
   }
@@ -936,8 +935,8 @@ static void header_of_a_tape(void **state) {
   REFUSED("ring", p.ring_slots = 1);
   REFUSED("ring", p.slot_bytes = 0);
   REFUSED("ring", p.slot_bytes += 8);
-  REFUSED("ring", p.slot_bytes = 48);             // one warp a row, and three rows of the eight
-  REFUSED("ring", p.shape.inter = 16384 + 1);     // segments longer than registers hold
+  REFUSED("ring", p.slot_bytes = 4080);           // eight rows of 256 columns are 4,096
+  REFUSED("ring", p.shape.inter = 8192 + 1);      // more than eight blocks of 1,024 columns
   REFUSED("ring", p.target.shared_bytes = 32768); // the ring's slots are all of it
   REFUSED("ring", p.ring_slots = 1u << 31; p.target.shared_bytes = 1 << 18);
   REFUSED("sizes", p.target.handoff_us = -1);
@@ -964,8 +963,8 @@ static void header_of_a_tape(void **state) {
   // To the byte: what is beside the ring, and a tile's own twenty-four.
   Error e;
   base_tape(&p);
-  p.target.shared_bytes = p.ring_slots * p.slot_bytes +
-                          (uint32_t)tape_reserve(&p.shape, p.workers, p.slot_bytes, 6 * 2 + 1);
+  p.target.shared_bytes =
+      p.ring_slots * p.slot_bytes + (uint32_t)tape_reserve(&p.shape, p.workers, 6 * 2 + 1);
   assert_ok(plan_validate(&p, &e), &e);
   assert_null(brute_force(&p));
   p.target.shared_bytes--;
