@@ -432,8 +432,11 @@ try "$tiles" plan llama-3.2-1b --target h200 --sync data --explain
 [ "$rc" -eq 0 ] && grep -q '12,676 tiles in 97 waves' out && grep -q '^sync: data, a ring of 6 x 32 KB' out
 result $? "a plan whose hand-offs are data"
 try "$tiles" plan llama-3.2-1b --target h200 --tsv
+[ "$rc" -eq 0 ] && grep -q "^sync$(printf '\t')data\$" out
+result $? "which a card with much shared memory gets unasked"
+try "$tiles" plan llama-3.2-1b --target h200 --sync barrier --tsv
 [ "$rc" -eq 0 ] && grep -q "^sync$(printf '\t')barrier\$" out
-result $? "which nobody gets unasked"
+result $? "unless it asks for barriers"
 try "$tiles" plan synth --target h200 --sync data -o data.tiles
 refuses "more workers than rows" 4 '132 workers.* rows'
 holds "and no package is left" nothing_left data.tiles
