@@ -53,7 +53,7 @@ tiles: $(B)/tiles
 # there the kernels run as fibers, in tests/test_kernels.cpp.
 NVCC       ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA       ?= $(if $(filter build,$(B)),$(if $(NVCC),yes,no),no)
-CUDA_ARCHS ?= 80 86 89 90 100 120
+CUDA_ARCHS ?= 80 86 89 90a 100 120
 KERNELS    := $(if $(filter yes,$(CUDA)),$(B)/gpu.o $(B)/fingerprint.o)
 
 $(B)/tiles: $(OBJECTS) $(KERNELS)
@@ -65,7 +65,7 @@ else
 endif
 
 #> make-kernels
-# One object with machine code for every card since sm_80, and PTX for those to come. The small libraries are linked statically where
+# One object with machine code for every card since sm_80, and PTX for those to come. 90a is sm_90 with what only Hopper has: warps that pass registers on. The small libraries are linked statically where
 # Debian has them so, so that the program runs on a machine without them.
 CUDA_LIBS = -lcjson -Wl,-Bstatic -lpcre2-8 -lutf8proc -Wl,-Bdynamic \
             -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt -lpthread -lm

@@ -259,6 +259,7 @@ enum {
   LARGE_SLOT = 32 << 10,
   SMALL_SLOT = 16 << 10,
   AMPLE_SHARED = 200 << 10,
+  FAST_BLOCKS = 4, // of a row, at most, on the kernel's fast path
   KNOWN_SHARED =
       99 << 10, // where the target does not say: what every card has since compute capability 8.0
   SMALL_THINGS = 512
@@ -502,10 +503,15 @@ void plan_free(Plan *p) {
 A target may say. Where it does not, and both plans can be made, we make both and keep the one that is predicted to be faster
 at context 1, where hand-offs weigh most. :*/
 //> choose_sync
-// Whether the planner may choose hand-offs of data unasked: on a GPU whose ring holds a few microseconds of weights. On smaller ones nobody has
-// measured which is faster.
-static bool auto_may_be_data(const Target *t) {
-  return strcmp(t->kind, "cuda") == 0 && t->shared_bytes >= AMPLE_SHARED;
+// Whether the planner may choose hand-offs of data unasked: on a GPU whose ring holds a few microseconds of weights, and for rows that are whole blocks of the
+// widest kind, few of them, with few query heads a K/V head. On smaller cards nobody has measured which is faster; other shapes take the
+// kernel's general path, which keeps more in hand than its registers hold and measured slower than barriers (measured/h200-tape.tsv).
+static bool auto_may_be_data(const Shape *s, const Target *t) {
+  const int64_t columns[] = {s->hidden, (int64_t)s->heads * s->head_dim, s->inter};
+  for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+    if (columns[i] % TAPE_COLUMNS || columns[i] > FAST_BLOCKS * TAPE_COLUMNS) return false;
+  return strcmp(t->kind, "cuda") == 0 && t->shared_bytes >= AMPLE_SHARED &&
+         s->heads / s->kv_heads <= TAPE_GROUP / 2;
 }
 
 // A target that knows nothing of ramps flatters the waves.
@@ -520,7 +526,7 @@ static double predicted_ms(const Plan *p) {
 int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
   if (t->sync == SYNC_DATA) return make_plan(s, t, SYNC_DATA, out, e);
   if (make_plan(s, t, SYNC_BARRIER, out, e) != 0) return -1;
-  if (t->sync != SYNC_AUTO || !auto_may_be_data(t)) return 0;
+  if (t->sync != SYNC_AUTO || !auto_may_be_data(s, t)) return 0;
   Plan data;
   Error why; // not asked for, so nobody is told why it cannot be
   if (make_plan(s, t, SYNC_DATA, &data, &why) != 0) return 0;
@@ -836,8 +842,8 @@ static void explain_sync(const Plan *p, FILE *f) {
     fprintf(f, ".\n  %s is not possible: %s\n", word, known ? e.text + strlen(prefix) : e.text);
     return;
   }
-  if (p->target.sync == SYNC_AUTO && !auto_may_be_data(&p->target))
-    fprintf(f, ", as nobody has measured the other kind on such a card");
+  if (p->target.sync == SYNC_AUTO && !auto_may_be_data(&p->shape, &p->target))
+    fprintf(f, ", the safe choice for this card and these shapes");
   if (p->target.read_gbs > 0)
     fprintf(f, "; predicted at context 1 %.2f ms, with %s %.2f ms", predicted_ms(p), word,
             predicted_ms(&other));

@@ -14,7 +14,7 @@ models=$1 out=$2
 shift 2
 mkdir -p "$models" "$out"
 T=$'\t'
-gpu=(--device cuda:0 --ffn split)
+gpu=(--device cuda:0 --ffn split --sync barrier)
 
 head_of() { # head_of COMMAND: what every table begins with
   local card
