@@ -1217,7 +1217,10 @@ inline size_t stack_count;
 
 inline bool have_stacks(size_t n) {
   if (n <= stack_count) return true;
-  if (stacks) munmap(stacks, stack_count * STACK);
+  if (stacks) {
+    clean_stack(stacks, stack_count * STACK); // whoever gets these addresses next
+    munmap(stacks, stack_count * STACK);
+  }
   stack_count = 0;
   void *p = mmap(NULL, n * STACK, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -207,10 +207,11 @@ static void tapes() {
 //< test_kernels_tapes
 
 //> test_kernels_orders
-static void every_order_gives_the_same_bits() {
+// Also of copies that land early or late: with a tape, the order decides that too.
+static void every_order(const Settings &settings) {
   Checkpoint c("tiny-qwen3");
   Plan plan = {};
-  if (!make_plan(c.model, {4, 4, FFN_SPLIT, ATTENTION_ONE_PASS}, &plan)) return;
+  if (!make_plan(c.model, settings, &plan)) return;
   Result first = on_fibers(c.model, plan);
   for (uint64_t seed = 0; seed < ORDERS; seed++) {
     fiber::settings.order = seed ? fiber::RANDOM : fiber::REVERSE;
@@ -221,29 +222,40 @@ static void every_order_gives_the_same_bits() {
           memcmp(again.logits.data(), first.logits.data(), first.logits.size() * sizeof(float)) ==
               0);
   }
+  fiber::settings.order = fiber::FORWARD;
   plan_free(&plan);
+}
+static void every_order_gives_the_same_bits() {
+  every_order({4, 4, FFN_SPLIT, ATTENTION_ONE_PASS});
+}
+static void every_order_of_a_tape() {
+  every_order({3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA});
 }
 //< test_kernels_orders
 
 //> test_kernels_refusals
 static void a_lost_worker_is_an_error() {
   Checkpoint c("tiny-llama");
-  Plan plan = {};
-  if (!make_plan(c.model, {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS}, &plan)) return;
-  for (uint32_t lost : {0u, 2u}) {
-    Gpu *gpu = nullptr;
-    Error e = {};
-    int32_t out[GPU_LAUNCH];
-    uint32_t made;
-    bool stopped;
-    CHECK(gpu_open(&c.model, &plan, 16, 0, &gpu, &e) == 0);
-    if (!gpu) continue;
-    gpu_plant_failure(gpu, 0.01, lost);
-    CHECK(gpu_decode(gpu, prompt, 1, 0, 4, true, out, &made, &stopped, &e) != 0);
-    CHECK(e.code == EXIT_FAIL && strstr(e.text, "barrier timed out at step 0, wave"));
-    gpu_close(gpu);
+  for (SyncKind sync : {SYNC_BARRIER, SYNC_DATA}) {
+    Plan plan = {};
+    if (!make_plan(c.model, {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, sync}, &plan)) return;
+    const char *words = sync == SYNC_DATA ? "hand-off timed out at step 0, wave"
+                                          : "barrier timed out at step 0, wave";
+    for (uint32_t lost : {0u, 2u}) {
+      Gpu *gpu = nullptr;
+      Error e = {};
+      int32_t out[GPU_LAUNCH];
+      uint32_t made;
+      bool stopped;
+      CHECK(gpu_open(&c.model, &plan, 16, 0, &gpu, &e) == 0);
+      if (!gpu) continue;
+      gpu_plant_failure(gpu, 0.01, lost);
+      CHECK(gpu_decode(gpu, prompt, 1, 0, 4, true, out, &made, &stopped, &e) != 0);
+      CHECK(e.code == EXIT_FAIL && strstr(e.text, words));
+      gpu_close(gpu);
+    }
+    plan_free(&plan);
   }
-  plan_free(&plan);
 }
 
 static bool refused(const Model &m, const Plan &p, uint32_t context, int code, const char *words) {
@@ -282,10 +294,10 @@ static void foreign_plans_are_refused() {
   CHECK(gpu_target(9, 1, &t, &e) != 0 && strstr(e.text, "cuda:9"));
 }
 
-static void stops_and_non_finite_logits() {
+static void stops_and_non_finite(SyncKind sync) {
   Checkpoint c("tiny-llama");
   Plan plan = {};
-  if (!make_plan(c.model, {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS}, &plan)) return;
+  if (!make_plan(c.model, {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, sync}, &plan)) return;
   Result all = on_fibers(c.model, plan);
   CHECK(all.ids.size() == TOKENS);
   Model m = c.model;
@@ -316,10 +328,16 @@ static void stops_and_non_finite_logits() {
   plan_free(&plan);
 }
 
+static void stops_and_non_finite_logits() {
+  stops_and_non_finite(SYNC_BARRIER);
+  stops_and_non_finite(SYNC_DATA);
+}
+
 static void little_shared_memory() { // as cards with 99 KB have it
   fiber::settings.shared = 101376;
-  same_as_cpu("tiny-qwen2",
-              {{4, 4, FFN_SPLIT, ATTENTION_ONE_PASS}, {4, 4, FFN_FUSED, ATTENTION_TWO_PASS}});
+  same_as_cpu("tiny-qwen2", {{4, 4, FFN_SPLIT, ATTENTION_ONE_PASS},
+                             {4, 4, FFN_FUSED, ATTENTION_TWO_PASS},
+                             {4, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA}});
 }
 //< test_kernels_refusals
 
@@ -332,6 +350,7 @@ int main() {
   run("qwen3 in FP16", qwen3_f16);
   run("tapes: the CPU workers' tokens", tapes);
   run("every order gives the same bits", every_order_gives_the_same_bits);
+  run("every order of a tape gives the same bits", every_order_of_a_tape);
   run("a lost worker is an error", a_lost_worker_is_an_error);
   run("foreign plans are refused", foreign_plans_are_refused);
   run("stop ids and non-finite logits", stops_and_non_finite_logits);
