@@ -23,18 +23,17 @@ What a piece holds follows from the tile and the position alone. Both sides comp
 #include "attention.cuh"
 
 //> tape_ring
-enum {
-  TAPE_BLOCK = BLOCK + 4 * WARP,
-  SLOTS_MOST = 8,
-  PIECES_AHEAD = 1 // speculative pieces that are on the way together
-};                 // warps that compute, one that fetches, one that empties
+// The warps that compute, and four more, of which one fetches and one empties: registers are passed on by four warps together.
+enum { TAPE_BLOCK = BLOCK + 4 * WARP };
+enum { SLOTS_MOST = 8 };
+enum { PIECES_AHEAD = 1 }; // speculative pieces that are on the way together
 
 struct Ring {
   unsigned char *bytes;   // [ring_slots, slot_bytes]
   uint64_t *full, *empty; // [SLOTS_MOST]
   uint32_t *progress;     // of this block: warps that have begun a turn, all turns together
-  uint32_t *emptied; // the turn of the last down tile for which this block has emptied its values
-  uint32_t *leave;   // 1: stop fetching and go
+  uint32_t *emptied;      // turn of the last down tile for which this block has emptied its values
+  uint32_t *leave;        // 1: stop fetching and go
 };
 
 struct Lap { // a place on the ring
@@ -165,9 +164,8 @@ struct Producer {
 __device__ __forceinline__ void fetch_tape(const Params &p, const Ring &ring, const Tile *tiles,
                                            uint32_t count) {
   Producer f = {p, ring, {0, 0}, {0, 0}, 0, false};
-  uint32_t turn = 0,
-           cache_turn =
-               0; // cache_turn: begun means that the token before has written its keys and values
+  uint32_t turn = 0;
+  uint32_t cache_turn = 0; // once begun, the token before has written its keys and values
   for (uint32_t step = 0; step < p.steps && !f.left; step++) {
     const uint32_t position = p.position + step, chunks = chunks_in_use(p, position);
     bool fenced = step == 0;

@@ -65,7 +65,7 @@ static __device__ __forceinline__ bool always(int) { return true; }
 
 /*: ## A worker's place in the plan
 
-The tiles of the layer in work, for the residual rows to keep. :*/
+What a tile needs to know about the ones around it. :*/
 //> tape_place
 struct RowRange {
   uint32_t row0, row1;
@@ -75,16 +75,17 @@ static __device__ __forceinline__ RowRange range(const Tile &t) { return {t.row0
 struct Place {
   uint32_t step, position, chunks;
   uint32_t turn; // tiles begun in this launch
-  uint32_t vectors,
-      sums; // taken and finished in this launch: two places by turns, so that a slow warp may still read the last
   uint32_t
       layer; // layers begun in this launch: its parity chooses the copy of a buffer that has two
-  uint32_t wo;
-  RowRange down;
+  // Taken and finished in this launch: two places by turns, so that a slow warp may still read the last.
+  uint32_t vectors, sums;
+  uint32_t wo;   // this layer's, among the worker's tiles
+  RowRange down; // of this layer's
 };
 //< tape_place
 
-/*: The clock of a trace, and what the other warps watch: a turn has begun when its vector is there, to all of the block's computing threads. :*/
+/*: The clock of a trace, and what the other warps watch: a turn has begun for a warp when its part of the vector is there. No warp is more than one tile of weights ahead of
+the others, because they meet at a tile's end; so eight times as many beginnings as turns say that all eight have begun. :*/
 //> tape_begin_turn
 static __device__ __forceinline__ void stamp(const Params &p, uint32_t step, uint32_t wave,
                                              uint32_t end) {
