@@ -25,6 +25,20 @@ down where it stood and leaves; the others see the status and leave too. The lau
 #include "device.cuh"
 
 //> barrier
+// To be called now and then by who waits: true when that has been too long, for this thread or for another one. begin: 0 at first.
+__device__ __forceinline__ bool gave_up(const Params &p, uint32_t step, uint32_t wave,
+                                        unsigned long long &begin) {
+  const unsigned long long now = global_nanoseconds();
+  if (!begin) begin = now;
+  if (now - begin <= p.patience_ns) return load_acquire(&p.status->code) == STATUS_TIMEOUT;
+  p.status->step = step;
+  p.status->wave = wave;
+  __threadfence();
+  p.status->code = STATUS_TIMEOUT;
+  __threadfence();
+  return true;
+}
+
 struct GridBarrier {
   uint32_t target = 0;
 
@@ -41,20 +55,8 @@ struct GridBarrier {
       unsigned long long begin = 0;
       for (uint32_t polls = 1; (int32_t)(load_acquire(p.barrier_count) - target) < 0; polls++) {
         if (polls % 1024) continue;
-        unsigned long long now = global_nanoseconds();
-        if (!begin) begin = now;
-        bool late = now - begin > p.patience_ns;
-        if (late) {
-          p.status->step = step;
-          p.status->wave = wave;
-          __threadfence();
-          p.status->code = STATUS_TIMEOUT;
-          __threadfence();
-        }
-        if (late || load_acquire(&p.status->code) == STATUS_TIMEOUT) {
-          failed = true;
-          break;
-        }
+        failed = gave_up(p, step, wave, begin);
+        if (failed) break;
       }
     }
     return !__syncthreads_or(failed);

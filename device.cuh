@@ -1,6 +1,6 @@
 /*: # What kernels are built from
 
-Every load, store and wait that a kernel cannot say in plain C++ is named here once, as PTX for a GPU and, in `fiber.h`,
+Every load, store and wait that a kernel cannot say in plain C++ is named here once, as PTX for a GPU and, in `tests/fiber.h`,
 as ordinary C++ for a CPU. The rest of the kernels is the same text for both.
 
 Three kinds of load matter. **Weights** are read once a token by one worker: they go around L1, and around the
@@ -264,7 +264,7 @@ cudaError_t launch_plain(void (*kernel)(P...), unsigned blocks, unsigned threads
   return cudaLaunchKernel((const void *)kernel, dim3(blocks), dim3(threads), list, 0, 0);
 }
 #else
-#include "fiber.h"
+#include "tests/fiber.h"
 
 inline void copy_async(uint4 *shared, const uint4 *global) { *shared = *global; }
 inline void copy_async_wait() {}

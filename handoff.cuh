@@ -17,6 +17,7 @@ The same fence serves the K/V cache: rows written by an attend tile are in memor
 Waiting must end when a worker is lost: whoever has waited longer than `patience_ns` says so in the status and leaves, and the others see that. :*/
 #ifndef HANDOFF_CUH
 #define HANDOFF_CUH
+#include "barrier.cuh"
 #include "device.cuh"
 
 //> handoff
@@ -44,18 +45,10 @@ struct Waiter {
   uint32_t step, wave;
   bool failed;
 
-  // To be called between polls.
+  // Rare, and not inlined: its registers are none of the loop's.
   __device__ __noinline__ static bool lost(const Params &p, uint32_t step, uint32_t wave,
                                            unsigned long long &begin) {
-    const unsigned long long now = global_nanoseconds();
-    if (!begin) begin = now;
-    if (now - begin <= p.patience_ns) return load_acquire(&p.status->code) == STATUS_TIMEOUT;
-    p.status->step = step;
-    p.status->wave = wave;
-    __threadfence();
-    p.status->code = STATUS_TIMEOUT;
-    __threadfence();
-    return true;
+    return gave_up(p, step, wave, begin);
   }
 
   // Those of N values that `wanted(i)` says, all asked for at once; what was not there is asked for again. The others are zero.

@@ -445,9 +445,6 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
     if (!kept) reader.release();
   }
   const VectorSource from = source_of(p, t, at, token);
-  float gains[8];
-  if (BLOCKS == 1 && from.gains) take_gains(from, a, 0, gains);
-
   float x[BLOCKS][8];
   const RowRange keep = qkv ? range(s.tiles[at.wo]) : pairs ? at.down : RowRange{0, 0};
   float squares =
@@ -473,26 +470,22 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int
     float *sums = s.partial + (at.sums++ & 1) * p.partial_floats;
 #pragma unroll 1
     for (uint32_t b = 0; asked && b < a.blocks; b++) {
-      if (BLOCKS > 1 || i0 == 0) {
-        if (from.gains) {
-          if (BLOCKS > 1) take_gains(from, a, b, gains);
-          float y[8];
+      if (from.gains) {
+        float gains[8], y[8];
+        take_gains(from, a, b, gains);
 #pragma unroll
-          for (int k = 0; k < 8; k++) y[k] = x[0][k] * gains[k];
-          make_factor<T>(y, a.chunks, room, f, scale);
-        } else make_factor<T>(x[0], a.chunks, room, f, scale);
-      }
-      if (BLOCKS > 1) { // the next block's columns to the front
-        float first[8];
+        for (int k = 0; k < 8; k++) y[k] = x[0][k] * gains[k];
+        make_factor<T>(y, a.chunks, room, f, scale);
+      } else make_factor<T>(x[0], a.chunks, room, f, scale);
+      float first[8]; // the next block's columns to the front
 #pragma unroll
-        for (int k = 0; k < 8; k++) first[k] = x[0][k];
+      for (int k = 0; k < 8; k++) first[k] = x[0][k];
 #pragma unroll
-        for (int c = 0; c < BLOCKS; c++)
+      for (int c = 0; c < BLOCKS; c++)
 #pragma unroll
-          for (int k = 0; k < 8; k++)
-            x[c][k] =
-                (uint32_t)c + 1 < a.blocks && c + 1 < BLOCKS ? x[(c + 1) % BLOCKS][k] : first[k];
-      }
+        for (int k = 0; k < 8; k++)
+          x[c][k] =
+              (uint32_t)c + 1 < a.blocks && c + 1 < BLOCKS ? x[(c + 1) % BLOCKS][k] : first[k];
       const uint32_t width = width_of(a, b);
 #pragma unroll 1
       for (uint32_t r0 = i0; r0 < i1; r0 += a.rows) {
