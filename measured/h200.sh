@@ -62,7 +62,7 @@ bench() { # bench SHAPE CONTEXTS [TOKENS]
 }
 step_bench() {
   {
-    head_of 'tiles bench DIR --device cuda:0 --ffn split --ctx LIST --runs 5 -n TOKENS (tokens a run; the K/V cache seeded)'
+    head_of 'tiles bench DIR --device cuda:0 --ffn split --sync barrier --ctx LIST --runs 5 -n TOKENS (tokens a run; the K/V cache seeded)'
     weights
     printf 'model\tcontext\ttokens\tread_gbs\tfloor_ms\tms\tleast_ms\tmost_ms\tshare_percent\n'
     bench llama-3.2-1b 1,512,4096,16384,32768
@@ -75,7 +75,7 @@ step_bench() {
 step_account() {
   local context
   {
-    head_of 'tiles trace DIR --device cuda:0 --ffn split --ctx CONTEXT'
+    head_of 'tiles trace DIR --device cuda:0 --ffn split --sync barrier --ctx CONTEXT'
     weights
     printf 'context\tpart\twaves\tbytes\tus\tideal_us\tgbs\tbarrier_us\n'
     for context in 1 4096; do
@@ -94,7 +94,7 @@ step_sweep() {
 step_plan() {
   timeout 60 ./tiles probe --device cuda:0 -o "$out/probed.tsv"
   for context in 1 4096; do
-    timeout 20 ./tiles plan llama-3.2-1b --target "$out/probed.tsv" --ffn split --context $context --explain
+    timeout 20 ./tiles plan llama-3.2-1b --target "$out/probed.tsv" --ffn split --sync barrier --context $context --explain
     echo
   done >"$out/plan.txt"
 }
@@ -109,7 +109,7 @@ repeat() { # repeat NAME
     END { print name, runs + 0, hashes + 0, substr(hash, 2), took }' "$out/repeat-$1.txt"
 }
 repeat_head() {
-  head_of 'tiles logits DIR --device cuda:0 --ffn split --ids LIST --runs 50, four processes; LIST: 64 ids'
+  head_of 'tiles logits DIR --device cuda:0 --ffn split --sync barrier --ids LIST --runs 50, four processes; LIST: 64 ids'
   weights
   printf '# a run\t%s\n' "64 launches of a token and one of 64; the hash is over all logits and the decoded ids"
   printf 'card\truns\thashes\thash\tseconds\n'
@@ -131,7 +131,7 @@ step_busy() {
 
 step_parity() {
   local shape pids=()
-  printf '#!/bin/sh\nexec ./tiles "$@" --ffn split\n' >"$out/tiles-split" && chmod +x "$out/tiles-split"
+  printf '#!/bin/sh\nexec ./tiles "$@" --ffn split --sync barrier\n' >"$out/tiles-split" && chmod +x "$out/tiles-split"
   rm -f "$out/parity-"*
   for shape in $shapes; do
     timeout 200 python3 tests/gpu_parity.py "$out/tiles-split" "$(folder "${shape/smollm2-135m/real}")" 1 384 385 4096 >"$out/parity-$shape.tsv" 2>"$out/parity-$shape.err" &
@@ -139,7 +139,7 @@ step_parity() {
   done
   wait "${pids[@]}"
   {
-    head_of 'python3 tests/gpu_parity.py TILES DIR 1 384 385 4096, TILES with --ffn split'
+    head_of 'python3 tests/gpu_parity.py TILES DIR 1 384 385 4096, TILES with --ffn split --sync barrier'
     printf '# versions\t%s\n' "$(python3 -c 'import torch, transformers; print("torch %s, transformers %s" % (torch.__version__, transformers.__version__))')"
     weights | sed 's/$/; smollm2-135m: its own weights, SmolLM2-135M-Instruct.Q4_1.gguf through measured\/gguf_folder.py/'
     for shape in $shapes; do sed -n "s/^# greedy$T/# greedy$T$shape: /p" "$out/parity-$shape.tsv"; done
