@@ -64,6 +64,8 @@ else
 	@[ '$(B)' != build ] || echo 'built without the GPU kernels: $(if $(NVCC),CUDA=$(CUDA),no nvcc on the PATH or in /usr/local/cuda/bin)'
 endif
 
+#< make-objects
+
 #> make-kernels
 # One object with machine code for every card since sm_80, and PTX for those to come. 90a is sm_90 with what only Hopper has: warps that pass registers on. The small libraries are linked statically where
 # Debian has them so, so that the program runs on a machine without them.
@@ -84,6 +86,7 @@ $(B)/fingerprint.o: $(B)/gpu.o
 	$(CC) $(OPT) -c -o $@ $(B)/fingerprint.c
 #< make-kernels
 
+#> make-rules
 # The compiler itself writes down which headers an object depends on.
 $(B)/%.o: %.c | $(B)/ready
 	$(CC) $(OPT) $(CFLAGS) -MMD -MP -c -o $@ $<
@@ -99,7 +102,7 @@ $(B)/ready: tests/setup.sh
 	@mkdir -p $(B) && touch $@
 
 -include $(wildcard $(B)/*.d)
-#< make-objects
+#< make-rules
 
 #> make-tests
 # tests/test_X.c is one cmocka program and tests/make_X.c a helper of the shell tests; each links

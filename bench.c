@@ -18,7 +18,8 @@ static const double APART = 1.25; // and of two states by more
 /*: ## What a token reads
 
 The floor's bytes, as they lie in memory: every matrix but an untied embedding, of which a token reads one
-row. :*/
+row. The rate is taken over these bytes and no others: pages of the file on a CPU, the uploaded weights on a card. A buffer of our own could lie
+better in memory, or in a cache. :*/
 //> model_regions
 static Region matrix_region(const Matrix *m) {
   return (Region){m->data, matrix_stride(m) * (size_t)m->rows};
@@ -51,6 +52,10 @@ static double token_bytes(const Plan *p, double context) {
 }
 //< model_regions
 
+/*: ## The line at the end
+
+`tiles run` and every chapter's decoder end with the same line. The floor grows with the context, so the line uses the mean number of positions that the timed steps attended
+to; `steps` tokens from context c on average c + (steps - 1) / 2. :*/
 //> decode_report
 void decode_time(DecodeTimes *t, double took_seconds, uint32_t steps, uint32_t context) {
   t->steps += steps;
@@ -75,7 +80,15 @@ void decode_report(const DecodeTimes *t, Decoder *d, FILE *f) {
 }
 //< decode_report
 
-/*: ## Slices and states :*/
+/*: ## Slices and states
+
+A slice on a CPU is about a third of a second of decoding, long beside the scheduler's turns and short beside a change of the memory's state. On a GPU it is one launch. Two read rates frame it; when they differ by
+more than [8%]{.fact} the state changed in between, and neither would be the right floor.
+
+The slices are sorted by their rate. Where two neighbours are more than a quarter apart there are two states, and each gets medians of its own: mixing them would describe a machine that
+never existed. A share is formed slice by slice, from the slice's own rate, and the median taken afterwards.
+
+A run in which every slice was dropped is an error. There is no number that we would rather print than none. :*/
 //> bench_decode
 typedef struct Slice {
   double rate, ms; // read rate around it; median ms of its tokens

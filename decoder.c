@@ -70,6 +70,11 @@ WEAK void gpu_plant_failure(Gpu *g, double patience_seconds, uint32_t lost_worke
 }
 //< gpu_absent
 
+/*: ## Threads or blocks
+
+`device` decides once, and after that every call asks which of the two is there. A CPU is best given one token at a time; a card up to 64, because a launch
+costs the same for one as for all. The loop below is the CPU's token loop, and the text of what the kernel does on the card: a given token or the last one
+in, logits only from the last given one on, and an end at any of the model's stop ids. :*/
 //> decoder
 int decoder_open(const Model *m, const Plan *p, uint32_t context, int device, Decoder *out,
                  Error *e) {

@@ -4,10 +4,10 @@ A GEMV on a CPU is one loop: take the next weights of a row, widen them to FP32,
 activations, add. Everything else in this file is the same loop again for another dtype or another
 instruction set, chosen once at start by what the CPU says it can do.
 
-How fast must it be? A core that streams 40 GB/s at 3 GHz has a little over four cycles for each cache line
+How fast must it be? A core that streams [40 GB/s]{.fact} at 3 GHz has a little over four cycles for each cache line
 of 64 bytes. Thirty-two BF16 weights are two conversions, two shifts and two multiply-adds: that fits
 with room to spare, so the loop's real work is to keep the memory busy. We help by asking for a line
-well before it is needed. The hardware prefetcher stops at the end of each 4 KB page; a software prefetch
+well before it is needed. The hardware prefetcher stops at the end of each [4 KB]{.fact} page; a software prefetch
 does not, and rows of a tile lie one behind the other, so the lines past the end of this row are the
 beginning of the next. :*/
 #include "tiles.h"
@@ -24,7 +24,8 @@ enum { AHEAD = 4096 }; // bytes between the line in use and the line asked for
 /*: ## Plain C
 
 The reference for the other two, and what other machines run. Sixteen running sums instead of one, so that a
-compiler may use whatever vectors the machine has. :*/
+compiler may use whatever vectors the machine has: with one sum it would have to add in the order of the text, since FP32 addition is not associative. Weights are
+loaded by `memcpy`, because a row may begin at an odd address; compilers make one load of it. :*/
 //> dot_c
 static float load_f32(const uint8_t *p, int32_t i) {
   float f;

@@ -295,7 +295,7 @@ static int read_text(const Options *o, char **text, Error *e) {
 The prompt goes through the same loop as every other token, one position at a time; only its last
 position needs logits. The context is what prompt and answer need, unless `--ctx` says otherwise: a model
 that could remember 131,072 positions would ask for four gigabytes of cache to say hello. :*/
-//> run
+//> run_input
 static int run_context(const Options *o, const Shape *shape, size_t prompt, uint32_t *context,
                        Error *e) {
   size_t most = (size_t)shape->max_context, wanted = prompt + (size_t)o->n;
@@ -340,6 +340,13 @@ static int emit(const Options *o, Detokenizer *d, const int32_t *ids, uint32_t n
   return bad;
 }
 
+//< run_input
+
+/*: ### What the host does while tokens are made
+
+Almost nothing. It hands over a launch's tokens and gets up to 64 back; in between it turns ids to text and prints them. So whatever the host costs is divided by the
+tokens of a launch. A GPU's first launches are short, one token, then two, then four, so that the first words do not wait for sixty-four. :*/
+//> run_loop
 // All of the prompt but its last token, which asks for the first logits.
 static int run_through_prompt(Session *s, const int32_t *prompt, uint32_t n, Error *e) {
   int32_t none[GPU_LAUNCH];
@@ -356,7 +363,6 @@ static int run_through_prompt(Session *s, const int32_t *prompt, uint32_t n, Err
   return 0;
 }
 
-// A GPU's first launches are short, so that the first words do not wait for sixty-four.
 static int run_loop(Session *s, const Options *o, const int32_t *prompt, uint32_t context,
                     DecodeTimes *times, Error *e) {
   Detokenizer d = {.tokenizer = s->tokenizer};
@@ -389,6 +395,9 @@ static int run_loop(Session *s, const Options *o, const int32_t *prompt, uint32_
   return interrupted ? fail(e, EXIT_INTERRUPTED, "interrupted after %u tokens", total) : 0;
 }
 
+//< run_loop
+
+//> run
 static int command_run(const Options *o, Error *e) {
   int given = !!o->prompt + !!o->file + !!o->ids;
   if (given != 1)

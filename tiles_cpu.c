@@ -163,8 +163,12 @@ static void add(float *y, const float *bias, int32_t n) {
 
 /*: ## The tiles
 
-One function an opcode, in the order of a token. :*/
-//> cpu_tiles
+One function an opcode, in the order of a token. A tile reads what earlier waves wrote and writes rows that nobody else writes, so none of them
+locks anything.
+
+The rows of a QKV tile may begin in Q and end in V. K and Q rows wait for attention, where they are turned; V rows are final and
+go into the cache at once. :*/
+//> cpu_qkv
 static void tile_embed(Cpu *c, const Tile *t) {
   const Matrix *m = &c->model->embedding;
   const uint8_t *row = matrix_row(m, c->token) + t->row0 * dtype_size(m->dtype);
@@ -206,6 +210,17 @@ static void tile_qkv(Cpu *c, const Tile *t, float *scratch) {
   }
 }
 
+//< cpu_qkv
+
+/*: ### Attention
+
+A tile has one K/V head, or a few, and one chunk of the positions. The queries of a group share a K/V head, so each key and each value is fetched
+once and used for all of them. Who holds the newest position also writes its key: no other tile of this wave may read that row, and none does, because chunks do not
+overlap.
+
+Softmax subtracts the largest score. In two passes the barrier between scores and values makes the head's largest score known to all its chunks; in one pass every chunk
+uses its own, and Wo makes up for it. :*/
+//> cpu_attention
 static void chunk_range(const Cpu *c, uint32_t part, uint32_t chunks, uint32_t *p0, uint32_t *p1) {
   uint64_t n = (uint64_t)c->position + 1;
   *p0 = (uint32_t)(n * part / chunks);
@@ -300,6 +315,13 @@ static void tile_values(Cpu *c, const Tile *t) {
     weigh_values(c, t->layer, kv, t->part, c->plan->chunks);
 }
 
+//< cpu_attention
+
+/*: ### Wo
+
+Every Wo tile merges all of attention's partials for itself: a chunk's sums are scaled by e to the power of its own maximum less the head's, and divided once at the end. That repeats
+the merge on every worker. The alternative is a wave of its own. :*/
+//> cpu_wo
 static void tile_wo(Cpu *c, const Tile *t, float *scratch) {
   const Shape *s = &c->model->shape;
   const Layer *l = &c->model->layer[t->layer];
@@ -324,6 +346,13 @@ static void tile_wo(Cpu *c, const Tile *t, float *scratch) {
         dot(matrix_row(&l->o, (int32_t)r), scratch, l->o.columns) + (l->o_bias ? l->o_bias[r] : 0);
 }
 
+//< cpu_wo
+
+/*: ### The FFN
+
+Fused, a tile goes from the residual to a partial sum of the output without a barrier: its rows of gate and up, and then the *columns* of down that
+they are multiplied by. The price is `ffn_parts` partial sums of the whole output, written and read again. Added in the order of the parts, they give the same bits every run. :*/
+//> cpu_ffn
 static float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // silu(gate) * up for intermediate rows [row0, row1), into out.
@@ -376,6 +405,12 @@ static void tile_down(Cpu *c, const Tile *t) {
                       (l->down_bias ? l->down_bias[r] : 0);
 }
 
+//< cpu_ffn
+
+/*: ### The head
+
+The comparison is strict, so the first of equal logits stays: the lowest id. :*/
+//> cpu_head
 static void tile_final_norm(Cpu *c, const Tile *t, float *scratch) {
   rms_norm(c, c->residual, c->model->final_norm, scratch, c->model->shape.hidden);
   memcpy(c->normed + t->row0, scratch + t->row0, (t->row1 - t->row0) * sizeof(float));
@@ -391,7 +426,7 @@ static void tile_lm_head(Cpu *c, const Tile *t) {
   }
   c->slots[t->part] = best;
 }
-//< cpu_tiles
+//< cpu_head
 
 //> cpu_run_tile
 static void run_tile(Cpu *c, const Tile *t, float *scratch) {
@@ -437,8 +472,16 @@ static void walk(Thread *me) {
   }
 }
 
-/*: Between tokens the caller may be printing, or waiting for a person. So the threads spin only briefly for the
-next job and then sleep. :*/
+//< cpu_token
+
+/*: ### Between tokens
+
+The caller may be printing, or waiting for a person. So the threads spin only briefly for the next job and then sleep. `job` is the epoch of the steps: its release makes
+token, position and what is wanted visible to whoever sees the new number with an acquire. The mutex is for sleeping alone: raising `job` under it means that nobody
+can look, find nothing, and fall asleep just after the call.
+
+The caller is thread 0 and plays along. It leaves the last barrier only when all others have arrived there, so when `walk` returns, every slot of the step is written and visible. :*/
+//> cpu_step
 static void *thread_main(void *argument) {
   Thread *me = argument;
   Cpu *c = me->cpu;
@@ -508,7 +551,7 @@ void cpu_seed_cache(Cpu *c, uint32_t positions) {
           store(s->dtype, cache_row(c, c->values, (uint32_t)l, (uint32_t)h, p) + at, &x[1], 1);
         }
 }
-//< cpu_token
+//< cpu_step
 
 /*: ## Opening and closing
 

@@ -2,7 +2,8 @@
 
 Every worker notes when it begins and when it ends each wave. Beside the plan, which knows each wave's bytes, that is an account of
 where a token's time went: what streaming alone would take, how far the GEMVs stayed below it, what waiting for each other cost, and
-what the rest did. The parts add up to the measured time, because each is a difference between two neighbouring moments. :*/
+what the rest did. The parts add up to the measured time, because each is a difference between two neighbouring moments: nothing is estimated, and nothing is
+left over. :*/
 #include "tiles.h"
 
 #include <stdlib.h>
@@ -11,7 +12,13 @@ what the rest did. The parts add up to the measured time, because each is a diff
 /*: ## The moments of a wave
 
 A wave begins when the first worker leaves the barrier before it and ends when the last has done its tiles; what lies between that and
-the next beginning is the barrier. In between, the wave's bytes at the streaming rate are its ideal, and the rest is loss. :*/
+the next beginning is the barrier. In between, the wave's bytes at the streaming rate are its ideal, and the rest is loss.
+
+So a worker that is late counts against its wave, and not against the barrier: the wave ends when the *last* has done its tiles. What the barrier is charged is only the time from there
+until the first worker moves again.
+
+With hand-offs of data nobody waits for everybody. A worker then begins a wave when its part of the vector has arrived, and the first may begin before the last has ended the
+wave before: the difference is negative where waves overlap, and the parts still add up. A worker without a tile leaves zeros. :*/
 //> trace_waves
 typedef struct WaveTime {
   double begin, end, next; // us from the token's begin
@@ -48,6 +55,11 @@ static void wave_times(const Plan *p, const uint64_t *ns, WaveTime *out) {
 }
 //< trace_waves
 
+/*: ## The account
+
+Two sums over the same waves. By opcode: time, ideal, and the barriers that followed. By kind of loss: the ideal; what the waves of weights took beyond it; the
+barriers; attention, which reads little or at a low rate; and the small operations, whose bytes are below [64 KB]{.fact} a wave. A GEMV that streams at half the rate and one that waits for half its
+time look alike here; the plan says which waves have the bytes, and the Chrome trace below which workers were late. :*/
 //> trace_account
 void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint64_t *ns, FILE *f) {
   WaveTime *t = calloc(p->wave_count, sizeof *t);
