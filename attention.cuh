@@ -19,9 +19,11 @@ states of different scale add up after the smaller scale is brought to the large
 last position; then the states are merged in a fixed order, row groups by a butterfly and warps from left to right.
 
 **Two passes** read the cache in the same layout. :*/
+//> attention_head
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 #include "device.cuh"
+//< attention_head
 
 //> attention_layout
 enum { HEADS_AT_ONCE = 4, ROWS_AHEAD = 2, ROWS_TOGETHER = 4, EXPS_AT_ONCE = 1024 };
@@ -619,5 +621,5 @@ __device__ __forceinline__ void stage_attention(const Params &p, uint32_t chunks
   }
   __syncthreads();
 }
-//< attention_merge
 #endif
+//< attention_merge

@@ -33,9 +33,9 @@ __device__ __forceinline__ bool gave_up(const Params &p, uint32_t step, uint32_t
   if (now - begin <= p.patience_ns) return load_acquire(&p.status->code) == STATUS_TIMEOUT;
   p.status->step = step;
   p.status->wave = wave;
-  __threadfence();
+  __threadfence(); // where it stood, before the word that says so
   p.status->code = STATUS_TIMEOUT;
-  __threadfence();
+  __threadfence(); // both, before this block leaves
   return true;
 }
 
@@ -44,7 +44,7 @@ struct GridBarrier {
 
   __device__ __forceinline__ void arrive(const Params &p) {
     target += p.workers;
-    __syncthreads();
+    __syncthreads(); // the stores of all threads are now behind thread 0's next step
     if (threadIdx.x == 0) add_release(p.barrier_count, 1);
   }
 
@@ -59,7 +59,7 @@ struct GridBarrier {
         if (failed) break;
       }
     }
-    return !__syncthreads_or(failed);
+    return !__syncthreads_or(failed); // what thread 0 acquired, to all threads
   }
 };
 //< barrier

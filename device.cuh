@@ -7,6 +7,7 @@ Three kinds of load matter. **Weights** are read once a token by one worker: the
 coherence that nobody needs. **Results of other workers** must come from L2, because L1 is private to
 an SM and may hold an old line. **Flags** are acquire loads: whatever was stored before the matching
 release is visible after them. :*/
+//> device_head
 #ifndef DEVICE_CUH
 #define DEVICE_CUH
 
@@ -29,6 +30,7 @@ cudaError_t launch_cooperative(void (*kernel)(P...), unsigned blocks, unsigned t
   return cudaLaunchCooperativeKernel((const void *)kernel, dim3(blocks), dim3(threads), list,
                                      shared, stream);
 }
+//< device_head
 
 //> device_memory
 // 16 bytes of weights. Volatile, so that a load that we place before a barrier stays before it.
@@ -471,6 +473,7 @@ inline void mma_rows(float (&c)[2], uint32_t a0, uint32_t a1, uint32_t b0, uint3
 #endif
 //< device_mma
 
+//> device_warp
 // The threads that compute: all of a block's, or all but the warp that only fetches.
 __device__ __forceinline__ void sync_block() { bar_sync(1, BLOCK); }
 
@@ -489,3 +492,4 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 #endif
+//< device_warp

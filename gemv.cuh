@@ -6,9 +6,9 @@ the same vector; what the rows are called differs, the loop does not.
 **Layout.** A warp takes two rows at a time, a *unit*, and of each row a *segment* of at most 2,048 columns. A lane reads 16
 bytes, eight weights, so that a warp's load is 512 contiguous bytes and eight of them are a segment.
 
-**Bytes on the way.** With both rows a lane has sixteen loads on the way before it uses the first, in registers: eight warps then ask for 64 KB at a
-time, and an SM needs some 34 KB in flight at every moment to keep its share of the memory busy. The first unit is asked for before the barrier is
-over, because weights depend on nothing.
+**Bytes on the way.** With both rows a lane has sixteen loads on the way before it uses the first, in registers: eight warps then ask for
+[64 KB]{.fact} at a time. On an H200 an SM's share of the memory's rate is `=target("h200","read_gbs")/target("h200","workers")|%.0f` KB a microsecond, so that much on
+the way covers a latency of `=65.536*target("h200","workers")/target("h200","read_gbs")|%.1f` µs. The first unit is asked for before the barrier is over, because weights depend on nothing.
 
 **No stack.** The acquire at a barrier empties L1, so whatever the compiler keeps in local memory is a trip to L2 in every wave (`spill_372` and `single_rows_512` in
 `measured/h200-probes.tsv`). Hence 256 threads, with room for 255 registers each.
@@ -18,9 +18,11 @@ side they would hit the same banks twice, so the first and second halves of each
 
 **Order.** A dot product is summed over the lane's eight columns and its steps, then over the lanes by a fixed butterfly, then
 over segments from left to right. Nothing depends on timing, so the bits are the same in every run. :*/
+//> gemv_head
 #ifndef GEMV_CUH
 #define GEMV_CUH
 #include "device.cuh"
+//< gemv_head
 
 //> gemv_rows
 enum { STEPS = 8, STEP_COLUMNS = WARP * 8, SEGMENT_COLUMNS = STEPS * STEP_COLUMNS };
@@ -171,7 +173,7 @@ __device__ __forceinline__ void gemv(const Rows &r, const float *x, float *parti
 
 /*: ## Staging the vector
 
-RMSNorm is recomputed by every worker that needs it: 8 KB from L2 and a block-wide sum, instead of a wave and
+RMSNorm is recomputed by every worker that needs it: the vector from L2 ([8 KB]{.fact} where it has 2,048 elements) and a block-wide sum, instead of a wave and
 its barrier. The sum of squares goes over each thread's elements, the warp's butterfly, and the warps in order. :*/
 //> stage
 __device__ __forceinline__ float block_sum(float v, float *scratch) {
@@ -217,5 +219,5 @@ __device__ __forceinline__ void stage_plain(const float *raw, uint32_t columns, 
     *(float4 *)(staged + plane_index(e, columns / 2)) = *(const float4 *)(raw + e);
   __syncthreads();
 }
-//< stage
 #endif
+//< stage

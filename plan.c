@@ -9,11 +9,13 @@ What makes a plan good follows from one fact: a token takes the time in which it
 Workers share the memory's bandwidth, and a barrier releases nobody before the last one arrives, so
 between two barriers every worker should read the same number of **bytes**. Rows of one matrix are
 all equally long; to balance bytes, we balance rows. :*/
+//> plan_head
 #include "tiles.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+//< plan_head
 
 //> op_name
 const char *op_name(int op) {
@@ -40,7 +42,7 @@ wave before.
 
 Where nobody waits at a barrier, what counts is not one wave but how far each worker's bytes have come.
 The same phases serve there: up to any wave of a token, two workers differ by at most one row of each
-opcode. On 132 workers that is a fifth of a percent of what each of them reads of Llama 3.2 1B. :*/
+opcode. On 132 workers that is less than a fifth of a percent of what each of them reads of Llama 3.2 1B. :*/
 //> split_rows
 typedef struct Builder {
   Plan *p;
@@ -227,7 +229,7 @@ for those that it reads and for nothing else; and its weights, which depend on n
 shared memory, ahead of the tiles that need them. Then a wait costs nothing as long as the ring has not run full.
 
 A row must come through the ring in **pieces** that eight warps can share evenly. The warps share the columns: each has an eighth of a piece's, and so a part of the
-vector that stays the same from piece to piece. Tensor cores take eight rows at a time. So a piece is eight rows of at most 2,048 columns, which is a slot of 32 KB; longer rows
+vector that stays the same from piece to piece. Tensor cores take eight rows at a time. So a piece is eight rows of at most 2,048 columns, which is a slot of [32 KB]{.fact}; longer rows
 are cut into equal blocks of columns, and of short rows several times eight make a piece. :*/
 //> tape_cut
 // Columns of the longest block of which a slot holds eight rows.
@@ -250,7 +252,7 @@ TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes) {
 /*: How large is the ring? What the worker needs for itself comes first: the parts of the vector that its rows are multiplied by; the residual rows that it adds to; the
 warps' sums of its rows, and the next ones, which may be there while a slow warp still reads the last; what attention works with (the query heads,
 the newest key and value, and a sum for each warp and head, four or eight heads at once); its list of tiles, and some small things. All the rest is slots, up to six;
-with fewer than two, nothing could be read while a piece is being used. On cards with much shared memory a slot is 32 KB, else 16. :*/
+with fewer than two, nothing could be read while a piece is being used. On cards with much shared memory a slot is [32 KB]{.fact}, else half of that. :*/
 //> choose_ring
 enum {
   RING_LEAST = 2,
@@ -407,6 +409,8 @@ static void build_tape_waves(Builder *b) {
 }
 //< build_waves
 
+/*: How many waves and tiles that will be can be said beforehand, so that memory is asked for once. :*/
+//> plan_counts
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 // Waves of attention in a layer.
@@ -434,6 +438,7 @@ static uint64_t count_tiles(const Plan *p) {
       least((uint64_t)qkv_rows(s), w) + attention + hidden + least((uint64_t)s->inter, w) + hidden;
   return hidden + (uint64_t)s->layers * layer + hidden + least((uint64_t)s->vocab, w);
 }
+//< plan_counts
 
 /*: The waves are built in order; a worker wants its own tiles in one piece. A counting sort by
 worker turns one order into the other, and because it is stable, each worker's tiles stay in the

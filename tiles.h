@@ -549,30 +549,7 @@ no values wave.
 In **one pass**, an attend tile does its chunk's scores, exponentials and weighted values at once, relative to its chunk's own
 largest score, and Wo brings the partials to one scale when it adds them. So one wave and one barrier fewer. Of n positions
 min(chunks, ceil(n / fused_context)) chunks are in use: that many attend tiles a K/V head have work, the last of them writes the new K
-row, and Wo reads that many partials. All barriers are ALWAYS.
-
-### Tapes
-
-With `sync` DATA there is no barrier. A value in a hand-off buffer says itself whether it has been written, and a worker reads its
-weights as one **tape** through a ring of `ring_slots` slots of shared memory, each of `slot_bytes`, ahead of the tiles that need them. What
-such a plan looks like:
-
-- Attention in one pass, the FFN split, no embed and no final_norm: every worker takes the embedding's row and norms the last residual for itself.
-- A layer's waves are qkv, attend, merge (with several chunks), wo, gate_up, down; the token's last is lm_head. Every `barrier` is DATA.
-- Every worker has exactly one tile in each wave of qkv, wo, gate_up, down and lm_head. So whoever has read a whole residual knows that
-  every worker has finished every earlier wave: that is what makes it safe to write a hand-off buffer again.
-- Rows `[row0, row1)` of a merge tile are elements of `[heads, head_dim]`, `row0` and `row1` multiples of 4. With one chunk in use the attend tile writes the attention output and merge
-  tiles have nothing to do.
-- wo and down do not read the residual rows that they add to. A worker keeps them from reading the whole residual: in qkv (of layer 0: the
-  embedding's row) and in gate_up.
-- A worker resets what it wrote: q, k and v rows, attention partials and output, and the residual after wo at the beginning of the same layer's down
-  tile, once it has all of the activation; the activation and the residual after down, of which there are two copies by turns of the layer (running on from
-  token to token), at the beginning of the next layer's down tile; candidates, two copies by turns of the token, at the beginning of the next
-  lm_head tile. The rows that a worker wrote are those of its tile *of that layer*: its rows move on from layer to layer.
-- An lm_head tile reads the whole residual of the last layer also where no logits are wanted, and then does nothing else.
-- The tape of a worker is its tiles in their order, each cut into **pieces** by `tape_cut`: of TAPE_SUMS rows at a time, block of columns by block of columns, rows from
-  row0 on, gate and up by turns (a piece of gate rows, the same rows of up); and of an attend tile keys and values by turns. Piece i goes through slot
-  i % ring_slots. :*/
+row, and Wo reads that many partials. All barriers are ALWAYS. :*/
 //> plan
 typedef enum Op {
   OP_EMBED,
@@ -631,6 +608,31 @@ int plan_index(Plan *p, Error *e); // (re)derives first[]; checks the order and 
 int plan_validate(const Plan *p, Error *e); // EXIT_PLAN
 // Its first step, on the header alone: shape, target and counts. What passes cannot overflow anything.
 int plan_sizes(const Plan *p, Error *e); // EXIT_PLAN
+//< plan
+
+/*: ### Tapes
+
+With `sync` DATA there is no barrier. A value in a hand-off buffer says itself whether it has been written, and a worker reads its
+weights as one **tape** through a ring of `ring_slots` slots of shared memory, each of `slot_bytes`, ahead of the tiles that need them. What
+such a plan looks like:
+
+- Attention in one pass, the FFN split, no embed and no final_norm: every worker takes the embedding's row and norms the last residual for itself.
+- A layer's waves are qkv, attend, merge (with several chunks), wo, gate_up, down; the token's last is lm_head. Every `barrier` is DATA.
+- Every worker has exactly one tile in each wave of qkv, wo, gate_up, down and lm_head. So whoever has read a whole residual knows that
+  every worker has finished every earlier wave: that is what makes it safe to write a hand-off buffer again.
+- Rows `[row0, row1)` of a merge tile are elements of `[heads, head_dim]`, `row0` and `row1` multiples of 4. With one chunk in use the attend tile writes the attention output and merge
+  tiles have nothing to do.
+- wo and down do not read the residual rows that they add to. A worker keeps them from reading the whole residual: in qkv (of layer 0: the
+  embedding's row) and in gate_up.
+- A worker resets what it wrote: q, k and v rows, attention partials and output, and the residual after wo at the beginning of the same layer's down
+  tile, once it has all of the activation; the activation and the residual after down, of which there are two copies by turns of the layer (running on from
+  token to token), at the beginning of the next layer's down tile; candidates, two copies by turns of the token, at the beginning of the next
+  lm_head tile. The rows that a worker wrote are those of its tile *of that layer*: its rows move on from layer to layer.
+- An lm_head tile reads the whole residual of the last layer also where no logits are wanted, and then does nothing else.
+- The tape of a worker is its tiles in their order, each cut into **pieces** by `tape_cut`: of TAPE_SUMS rows at a time, block of columns by block of columns, rows from
+  row0 on, gate and up by turns (a piece of gate rows, the same rows of up); and of an attend tile keys and values by turns. Piece i goes through slot
+  i % ring_slots. :*/
+//> tiles_tape
 // How the rows of a matrix pass through a ring: a piece is some rows of a block of columns, and each of TAPE_WARPS warps has an eighth of the block's columns.
 enum {
   TAPE_WARPS = 8,
@@ -647,6 +649,10 @@ typedef struct TapeCut {
 TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes); // two-byte columns
 // Bytes of shared memory that a worker with so many tiles needs beside the ring.
 uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t tiles);
+//< tiles_tape
+
+/*: ### The price of a plan :*/
+//> plan_prices
 enum { PLAN_MAX_WORKERS = 1 << 16, PLAN_MAX_CHUNKS = 64, PLAN_MAX_TILES = 1 << 22 };
 
 typedef struct WaveCost {
@@ -670,7 +676,7 @@ uint64_t tile_bytes(const Plan *p, const Tile *t,
                     uint32_t context); // weights and K/V that it reads
 void plan_explain(const Plan *p, uint32_t context, FILE *f);
 void plan_print_tsv(const Plan *p, uint32_t context, FILE *f);
-//< plan
+//< plan_prices
 
 /*: ## A package
 

@@ -3,12 +3,14 @@
 One launch decodes up to 64 tokens. Every block is a worker; it copies its tiles into shared memory, and then walks the
 plan, token after token: do the tiles of this wave, arrive, look ahead, wait. There is no scheduler in here. What a worker
 does next is the next line of its list, and the host only launches and reads. :*/
+//> kernel_head
 #include "device.cuh"
 
 #include "barrier.cuh"
 #include "gemv.cuh"
 #include "attention.cuh"
 #include "argmax.cuh"
+//< kernel_head
 
 /*: ## A block's shared memory
 
@@ -41,7 +43,7 @@ static __device__ __forceinline__ Shared block_shared(const Params &p, unsigned 
 /*: ## The tiles
 
 What a tile multiplies is known from the tile alone, before its wave begins. `tile_rows` says it, so that the first
-loads can start while others still work; `run_tile` does the rest once the wave before is over. :*/
+loads can start while others still work; `gemv_tile` and `small_tile` do the rest once the wave before is over. :*/
 //> kernel_rows
 static __device__ __forceinline__ Rows tile_rows(const Params &p, const Tile &t) {
   switch (t.op) {
@@ -204,7 +206,10 @@ static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t,
 }
 //< kernel_gemv_tile
 
-/*: ## Tiles that don't :*/
+/*: ## Tiles that don't
+
+Attention has its own file; its last loads are asked for here, and its chunk is found. Embed copies a row, `ffn_reduce` adds partial sums, and
+`final_norm` norms the whole residual in every worker and writes down its own rows of it. :*/
 //> kernel_small_tiles
 static __device__ __forceinline__ void begin_attention(const Params &p, const Tile &t,
                                                        uint32_t position, uint32_t chunks,
@@ -278,7 +283,11 @@ static __device__ __forceinline__ void small_tile(const Params &p, const Tile &t
 
 Look at the order inside a wave. The worker first asks for the weights of its next tile; only then does it wait for
 the wave before to end. In the fused form of attention the barrier after the scores is not there at all, neither its arrival nor its
-wait. After the last wave of a token every worker combines the candidates and knows the next token. :*/
+wait. After the last wave of a token every worker combines the candidates and knows the next token.
+
+**Contract.** A cooperative launch of `workers` blocks of BLOCK threads, with the dynamic shared memory that `shared_bytes` in `gpu.cu` counts, all blocks
+resident together. `barrier_count` and `status` are zero. `prompt` holds `prompt_tokens` ids, at least one; positions `position` to `position + steps - 1` lie within the
+cache, and all before `position` have been written by earlier launches. :*/
 //> kernel_loop
 template <DType T>
 __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__ Params p) {
@@ -303,6 +312,7 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
     uint32_t at = 0;
     for (uint32_t wave = 0; wave < waves; wave++) {
       for (bool begun = false;; begun = true, at++) {
+        // Look ahead: the next tile of the list, and its first loads, whether its wave may begin or not.
         bool mine = at < tiles;
         Tile t;
         if (mine) t = at < p.tile_room ? s.tiles[at] : p.tile[first + at];
@@ -317,16 +327,19 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
           } else if (t.op == OP_ATTEND || (fused && t.op == OP_SCORES))
             begin_attention(p, t, position, chunks, s);
         }
+        // Wait: for all workers at the first tile of a wave, for this block's threads at any later one.
         if (!begun && pending && !barrier.wait(p, step, wave)) return;
         if (begun || !pending) __syncthreads(); // shared memory was the last tile's
         if (p.trace && step == p.trace_step && !begun && threadIdx.x == 0)
           p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2] = global_nanoseconds();
         if (!mine) break;
+        // Work.
         if (r.units) gemv_tile<T>(p, t, chunks, r, w, s);
         else small_tile<T>(p, t, token, position, chunks, fused, s);
       }
       if (p.trace && step == p.trace_step && threadIdx.x == 0)
         p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + wave * 2 + 1] = global_nanoseconds();
+      // Arrive, and go on to the next wave's tile.
       pending = !(fused && p.barrier[wave] == BARRIER_IF_SPLIT);
       if (pending) barrier.arrive(p);
     }
@@ -335,6 +348,7 @@ __global__ void __launch_bounds__(BLOCK, 1) tiles_kernel(const __grid_constant__
       p.trace[(uint64_t)blockIdx.x * (p.waves + 1) * 2 + waves * 2] = global_nanoseconds();
     if (!wanted) continue;
 
+    // The next token: every worker finds the same one, and whether it is the last.
     token = combine_slots(p, s.candidate);
     bool stop = token < 0;
     for (uint32_t i = 0; i < p.stops; i++) stop = stop || token == p.stop[i];

@@ -10,11 +10,13 @@ What it proves is this. *Run on any number of workers, at any speed, every tile 
 buffer exactly the values that the model's arithmetic calls for.* The proof needs no simulation. It
 follows from a handful of rules, each with a name; a plan that breaks one is refused with the tile
 and the name. :*/
+//> validate_head
 #include "tiles.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+//< validate_head
 
 /*: ## What is being proved
 
@@ -73,9 +75,9 @@ right one.
 
 A wo tile works in place: it reads version 2·l of its residual rows and writes version 2·l+1 of the
 same rows. Its own read is no conflict, since the tile itself reads before it writes, and "written
-once" leaves those rows to no other tile. :*/
+once" leaves those rows to no other tile.
 
-/*: ## Naming the culprit
+## Naming the culprit
 
 A refusal is one line: the tile by its number and its text, the rule, and what is wrong. :*/
 //> describe
