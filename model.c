@@ -89,11 +89,9 @@ const char *shape_names(void) {
 
 /*: ## How many bytes a token costs
 
-At batch size one every matrix is read once for every token, and none of it is used twice. So the
-bytes of the weights, divided by the rate at which memory can be read, are a time that no program
-can beat: the floor. We count what is stored, norms and biases included, each once. The embedding is
-special. A token reads one row of it, unless it is tied: then lm_head reads it whole, and the row is
-part of that. :*/
+All that is stored, norms and biases included, each once. Only the embedding is special: a token reads
+one row of it, unless it is tied. Then lm_head reads it whole, and the row is part of that. So what a
+checkpoint weighs and what a token reads are two numbers. :*/
 //> shape_bytes
 static uint64_t layer_elements(const Shape *s) {
   uint64_t h = (uint64_t)s->hidden, inter = (uint64_t)s->inter;
