@@ -123,18 +123,19 @@ struct Gpu {
   Status *status; // host's copy
   int32_t *prompt, *output;
   float milliseconds;
+  double host_milliseconds;
 };
 
 static uint32_t round_up(uint64_t n, uint32_t to) { return (uint32_t)((n + to - 1) / to * to); }
 
 static bool on_tape(const Gpu *g) { return g->plan->sync == SYNC_DATA; }
-static Kernel kernel_of(const Gpu *g) {
-  if (!on_tape(g)) return waves_kernel(g->dtype);
-  uint32_t group = (uint32_t)(g->model->shape.heads / g->model->shape.kv_heads);
-  return g->dtype == DT_F16 ? tape_kernel_for<DT_F16>(group) : tape_kernel_for<DT_BF16>(group);
+static Kernel kernel_of(const Plan &plan, DType type) {
+  if (plan.sync != SYNC_DATA) return waves_kernel(type);
+  uint32_t group = (uint32_t)(plan.shape.heads / plan.shape.kv_heads);
+  return type == DT_F16 ? tape_kernel_for<DT_F16>(group) : tape_kernel_for<DT_BF16>(group);
 }
-static uint32_t threads_of(const Gpu *g) {
-  return on_tape(g) ? (uint32_t)TAPE_BLOCK : (uint32_t)BLOCK;
+static uint32_t threads_of(const Plan &plan) {
+  return plan.sync == SYNC_DATA ? (uint32_t)TAPE_BLOCK : (uint32_t)BLOCK;
 }
 
 static DeviceMatrix place(uint64_t *at, uint64_t rows, uint32_t columns) {
@@ -566,7 +567,8 @@ static int open_gpu(Gpu *g, Error *e) {
                 "a tile needs %u bytes of shared memory, the card gives %u; use more workers",
                 g->shared, card.shared_bytes);
   uint32_t blocks;
-  if (resident_blocks(kernel_of(g), threads_of(g), g->shared, g->device, &blocks, e) != 0)
+  if (resident_blocks(kernel_of(*g->plan, g->dtype), threads_of(*g->plan), g->shared, g->device,
+                      &blocks, e) != 0)
     return -1;
   if (g->plan->workers > blocks)
     return fail(e, EXIT_PLAN, "the plan has %u workers, this GPU holds %u blocks at once",
@@ -614,11 +616,22 @@ extern "C" void gpu_close(Gpu *g) {
 
 /*: ## Launching
 
-Up to 64 tokens a launch: the arguments go up, the kernel runs, ids and a status come back. :*/
+Up to 64 tokens a launch: the arguments go up, the kernel runs, ids and a status come back.
+
+What is launched in between is the *schedule*, and it is a function of its own. It is weak: the decoders of the early chapters are this very
+program with another schedule linked in, so that nothing else differs between them. :*/
+//> gpu_schedule
+__attribute__((weak)) cudaError_t gpu_schedule(const Plan &plan, DType type, uint32_t shared,
+                                               cudaStream_t stream, const Params &p) {
+  return launch_cooperative(kernel_of(plan, type), p.workers, threads_of(plan), shared, stream, p);
+}
+//< gpu_schedule
+
 //> gpu_decode
 extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t position,
                           uint32_t steps, bool logits, int32_t *out, uint32_t *made, bool *stopped,
                           Error *e) {
+  const double begin = seconds();
   *made = 0;
   *stopped = false;
   if (!n || n > steps || steps > GPU_LAUNCH || (!logits && n != steps))
@@ -642,13 +655,13 @@ extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t pos
   TRY("launch", cudaMemsetAsync(p.barrier_count, 0, sizeof(uint32_t), g->stream));
   if (g->handed) TRY("launch", cudaMemsetAsync(g->handed, 0xff, g->handed_bytes, g->stream));
   TRY("launch", cudaEventRecord(g->begin, g->stream));
-  TRY("launch",
-      launch_cooperative(kernel_of(g), p.workers, threads_of(g), g->shared, g->stream, p));
+  TRY("launch", gpu_schedule(*g->plan, g->dtype, g->shared, g->stream, p));
   TRY("launch", cudaEventRecord(g->end, g->stream));
   TRY("launch",
       cudaMemcpyAsync(g->status, p.status, sizeof(Status), cudaMemcpyDeviceToHost, g->stream));
   TRY("launch", cudaMemcpyAsync(g->output, p.output, GPU_LAUNCH * sizeof(int32_t),
                                 cudaMemcpyDeviceToHost, g->stream));
+  g->host_milliseconds = 1e3 * (seconds() - begin);
   TRY("the kernel", cudaStreamSynchronize(g->stream));
   TRY("launch", cudaEventElapsedTime(&g->milliseconds, g->begin, g->end));
   g->params.trace = nullptr;
@@ -665,6 +678,8 @@ extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t pos
 }
 
 extern "C" double gpu_milliseconds(const Gpu *g) { return g->milliseconds; }
+// What the host did for the last launch before it began to wait.
+extern "C" double gpu_host_milliseconds(const Gpu *g) { return g->host_milliseconds; }
 
 extern "C" int gpu_logits(Gpu *g, float *out, Error *e) {
   TRY("logits", cudaMemcpy(out, g->params.logits, (size_t)g->model->shape.vocab * sizeof(float),
