@@ -41,6 +41,7 @@ What is provided, all under CUDA's own names:
 | device | `cudaGetDeviceCount cudaGetDevice cudaSetDevice cudaGetDeviceProperties cudaDeviceGetAttribute cudaMemGetInfo cudaDriverGetVersion cudaRuntimeGetVersion cudaDeviceSynchronize cudaDeviceReset` |
 | memory | `cudaMalloc cudaFree cudaMallocHost cudaHostAlloc cudaFreeHost cudaHostGetDevicePointer cudaMemcpy cudaMemcpyAsync cudaMemset cudaMemsetAsync` |
 | streams | `cudaStreamCreate cudaStreamCreateWithFlags cudaStreamDestroy cudaStreamSynchronize cudaStreamQuery cudaEventCreate cudaEventRecord cudaEventSynchronize cudaEventElapsedTime cudaEventDestroy` |
+| graphs | `cudaStreamBeginCapture cudaStreamEndCapture cudaGraphInstantiateWithFlags cudaGraphLaunch cudaGraphGetNodes cudaGraphDestroy cudaGraphExecDestroy`, of launches that are not cooperative |
 | errors | `cudaGetLastError cudaPeekAtLastError cudaGetErrorString cudaGetErrorName` |
 
 Not provided: `<<<>>>`, and static `__shared__` (a compile error here: every fiber of every block would share it).
@@ -61,6 +62,7 @@ Barriers are stricter than a GPU's: a thread that has exited has not arrived. :*
 #include <functional>
 #include <map>
 #include <memory> // uses the word __noinline__, which becomes a macro below
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -134,11 +136,13 @@ constexpr int warpSize = 32;
   E(ErrorNoDevice, 100)                                                                            \
   E(ErrorInvalidDevice, 101)                                                                       \
   E(ErrorInvalidResourceHandle, 400)                                                               \
+  E(ErrorIllegalState, 401)                                                                        \
   E(ErrorNotReady, 600)                                                                            \
   E(ErrorLaunchOutOfResources, 701)                                                                \
   E(ErrorLaunchTimeout, 702)                                                                       \
   E(ErrorLaunchFailure, 719)                                                                       \
-  E(ErrorCooperativeLaunchTooLarge, 720)
+  E(ErrorCooperativeLaunchTooLarge, 720)                                                           \
+  E(ErrorStreamCaptureUnsupported, 900)
 #define FIBER_ERROR(name, number) cuda##name = number,
 enum cudaError_t { FIBER_ERRORS(FIBER_ERROR) };
 //< fiber_words
@@ -985,7 +989,16 @@ struct CUevent_st {
 typedef CUstream_st *cudaStream_t;
 typedef CUevent_st *cudaEvent_t;
 
+// A graph is the launches that were captured, in their order.
+struct CUgraph_st {
+  std::vector<std::function<cudaError_t()>> launches;
+};
+typedef CUgraph_st *cudaGraph_t;
+typedef CUgraph_st *cudaGraphExec_t;
+typedef void *cudaGraphNode_t;
+
 namespace fiber {
+inline cudaGraph_t capturing; // NULL: launches run at once
 inline cudaError_t last_error = cudaSuccess;
 inline std::map<void *, size_t> allocated; // bytes of each piece of device memory
 inline size_t allocated_bytes;
@@ -1060,12 +1073,14 @@ inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemc
 }
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t = NULL) {
+  if (fiber::capturing) return fiber::result(cudaErrorStreamCaptureUnsupported);
   return cudaMemcpy(to, from, bytes, kind);
 }
 inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
   return bytes ? memset(p, byte, bytes) : NULL, cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t = NULL) {
+  if (fiber::capturing) return fiber::result(cudaErrorStreamCaptureUnsupported);
   return cudaMemset(p, byte, bytes);
 }
 //< fiber_host_memory
@@ -1300,11 +1315,26 @@ inline void call(void (*kernel)(P...), void **args, std::index_sequence<I...>) {
   (void)args;
   kernel(*(P *)args[I]...);
 }
+
+// The arguments live no longer than the call that launches: a graph has copies.
+template <class... P, size_t... I>
+inline std::tuple<P...> keep(void (*)(P...), void **args, std::index_sequence<I...>) {
+  (void)args;
+  return std::tuple<P...>(*(P *)args[I]...);
+}
 } // namespace fiber
 
 template <class... P>
 inline cudaError_t cudaLaunchKernel(void (*kernel)(P...), dim3 blocks, dim3 threads, void **args,
                                     size_t shared = 0, cudaStream_t = NULL) {
+  if (fiber::capturing) {
+    auto kept = fiber::keep(kernel, args, std::index_sequence_for<P...>());
+    fiber::capturing->launches.push_back([=] {
+      return fiber::launch((const void *)kernel, blocks, threads, shared, false,
+                           [&] { std::apply(kernel, kept); });
+    });
+    return cudaSuccess;
+  }
   return fiber::launch((const void *)kernel, blocks, threads, shared, false,
                        [=] { fiber::call(kernel, args, std::index_sequence_for<P...>()); });
 }
@@ -1312,6 +1342,7 @@ template <class... P>
 inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(P...), dim3 blocks, dim3 threads,
                                                void **args, size_t shared = 0,
                                                cudaStream_t = NULL) {
+  if (fiber::capturing) return fiber::result(cudaErrorStreamCaptureUnsupported);
   return fiber::launch((const void *)kernel, blocks, threads, shared, true,
                        [=] { fiber::call(kernel, args, std::index_sequence_for<P...>()); });
 }
@@ -1325,4 +1356,41 @@ inline cudaError_t launch_cooperative(void (*kernel)(P...), unsigned blocks, uns
   return cudaLaunchCooperativeKernel(kernel, dim3(blocks), dim3(threads), list, shared, stream);
 }
 //< fiber_launch
+
+/*: ## Graphs
+
+Between begin and end of a capture nothing runs: the launches are written down, with copies of their arguments. Replaying the graph runs them
+one after the other. The first that fails ends it. :*/
+//> fiber_graph
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  if (fiber::capturing) return fiber::result(cudaErrorIllegalState);
+  return fiber::capturing = new CUgraph_st(), cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph) {
+  *graph = std::exchange(fiber::capturing, (cudaGraph_t)NULL);
+  return *graph ? cudaSuccess : fiber::result(cudaErrorIllegalState);
+}
+inline cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                                 unsigned long long) {
+  if (!graph) return fiber::result(cudaErrorInvalidValue);
+  return *exec = new CUgraph_st(*graph), cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t = NULL) {
+  if (!exec) return fiber::result(cudaErrorInvalidValue);
+  if (fiber::capturing) return fiber::result(cudaErrorStreamCaptureUnsupported);
+  for (const auto &launch : exec->launches) {
+    cudaError_t error = launch();
+    if (error) return error;
+  }
+  return cudaSuccess;
+}
+// Only their number: nodes is NULL.
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+  if (!graph || nodes) return fiber::result(cudaErrorInvalidValue);
+  return *count = graph->launches.size(), cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
+//< fiber_graph
 #endif
