@@ -1,7 +1,7 @@
 /*: # Errors, files, numbers
 
-The floor that every other file stands on: how an error travels, how a file is mapped, how a file is
-written so that nobody sees half of it, and how two-byte floats become FP32 and back. :*/
+How an error travels, how a file is mapped, how a file is written so that nobody sees half of it, and
+how two-byte floats become FP32 and back. :*/
 #include "tiles.h"
 
 #include <errno.h>
@@ -212,6 +212,10 @@ uint16_t f32_to_f16(float f) {
 }
 //< floats
 
+/*: ## A hash
+
+It tells whether bytes are those that were written, and it spreads names over tables. It keeps nobody out:
+who can write a file can write its hash as well. It takes eight bytes at a time, for packages are large. :*/
 //> hash
 uint64_t hash64(const void *data, size_t bytes, uint64_t seed) {
   const uint8_t *p = data;
@@ -229,8 +233,11 @@ uint64_t hash64(const void *data, size_t bytes, uint64_t seed) {
 }
 //< hash
 
+/*: One clock for everything that is timed on the host; it never goes back. :*/
+//> seconds
 double seconds(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+//< seconds

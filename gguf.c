@@ -615,6 +615,7 @@ static inline bool block_q4(const uint8_t *nibbles, float d, int bias, float m, 
 }
 //< gguf_blocks
 
+/*: The whole tensor, block by block. It fails where a weight does not fit into FP16. :*/
 //> gguf_widen
 int gguf_widen(const Tensor *t, uint16_t *out, Error *e) {
   enum { Q8_0, Q4_0, Q4_1 } kind;
@@ -765,6 +766,10 @@ static int ask_rope(Question *q, int32_t head_dim, Rope *out) {
 }
 //< gguf_rope
 
+/*: ### All of it
+
+Sizes by key, switches by what is stored. A key that changes what is computed and is not understood
+here is refused like its counterpart in a config.json. :*/
 //> gguf_shape
 static int ask_family(Question *q, Shape *s) {
   static const char known[][8] = {"llama", "qwen2", "qwen3"};

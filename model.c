@@ -431,6 +431,10 @@ static int config_stops(const char *file, const cJSON *j, int32_t vocab, int32_t
 }
 //< stop_ids
 
+/*: ### Sizes
+
+Sizes have to be there; the rest has defaults, and those are the families' and not ours. What the file says
+is checked as a whole before the first tensor is looked at. :*/
 //> config_parse
 static int config_sizes(const char *file, const cJSON *j, Shape *s, Error *e) {
   const struct {
@@ -588,7 +592,11 @@ void source_text_free(const Source *s, Mapping *m) {
 }
 //< source_open
 
-/*: ## Memory that lives as long as the model :*/
+/*: ## Memory that lives as long as the model
+
+A model's pointers lead to three places: into mapped files, into small blocks for what was widened to
+FP32 or put in another order, and into one large piece for widened matrices. One **store** owns all
+three, so that closing a model is one call and half-opened ones are closed in the same way. :*/
 //> model_store
 typedef struct Store {
   TensorSet tensors; // of a folder
@@ -627,7 +635,9 @@ void model_close(Model *m) {
 }
 //< model_store
 
-/*: ## Two spellings of every name :*/
+/*: ## Two spellings of every name
+
+The names are a table because everything else about the two kinds of checkpoint is the same from here on. :*/
 //> weight_names
 enum {
   W_ATTN_NORM,
@@ -726,6 +736,10 @@ static int widens(const Tensor *t) { // index into WIDENS, or -1
 }
 //< model_binder
 
+/*: ### Matrices and vectors
+
+A matrix is left where it lies, or noted down to be widened. Norms and biases are few, and every worker
+uses all of them, so they become FP32 at once. :*/
 //> bind_matrix
 // A stored matrix of more rows than `rows` is padded (a head rounded up to a round number): the rest
 // is never read.
@@ -893,7 +907,10 @@ static int widen_all(Binder *b) {
 }
 //< widen
 
-/*: ### The layers :*/
+/*: ### The layers
+
+What a layer must have follows from the shape's switches. Nothing is looked for that a switch does not
+ask for, and what is there without being asked for is dealt with at the end. :*/
 //> bind_layers
 static int bind_layer(Binder *b, int i) {
   const Shape *s = &b->model->shape;
@@ -979,7 +996,8 @@ static int bind(Binder *b) {
 
 /*: ## From a folder, from GGUF
 
-Both end in the same binder. :*/
+The two differ in who gives the shape and the stop ids: files of JSON, or keys of the one file. Both end
+in the same binder. :*/
 //> model_open
 // The last part of the path, for people; control characters replaced.
 static void name_after(const char *path, Shape *s) {

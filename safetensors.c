@@ -67,6 +67,9 @@ static const struct {
              {"C64", 64, DT_NONE}};
 //< safetensors_type
 
+/*: Shape and range say the same thing twice, and that is their use: a tensor whose elements do not fill
+its range exactly is refused here, before the ranges are compared with each other. :*/
+//> safetensors_entry
 // JSON numbers arrive as doubles; a size is one that is whole and that a double holds exactly.
 static bool as_size(const cJSON *j, uint64_t *out) {
   double d = cJSON_IsNumber(j) ? j->valuedouble : -1;
@@ -75,7 +78,6 @@ static bool as_size(const cJSON *j, uint64_t *out) {
   return true;
 }
 
-//> safetensors_entry
 // data: what follows the header, [data_bytes]. begin, end: the offsets, still to be proven.
 static int parse_entry(const char *file, const cJSON *j, Tensor *t, uint64_t *begin, uint64_t *end,
                        Error *e) {

@@ -277,6 +277,10 @@ static int write_text(const char *path, const Shape *s, void (*print)(const Shap
 }
 //< synth_config
 
+/*: ## The folder
+
+The weights come last and get their name when they are whole. So a folder with a model.safetensors in it
+is a finished one, whoever stopped the program when. :*/
 //> synth_write
 // A checkpoint has one spelling for each switch; a shape that has none of it cannot be written.
 static int writable(const Shape *s, Error *e) {

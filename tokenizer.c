@@ -289,6 +289,10 @@ static int letter_byte(int32_t c) {
 }
 //< byte_alphabet
 
+/*: ### The steps
+
+Each takes all pieces and leaves others in their place. What grows a text has a limit in
+proportion to the text that came in, so that no list of steps can fill the memory. :*/
 //> run_step
 static int replace(const TextStep *s, PatternScan *scan, const char *text, size_t bytes, char **out,
                    Error *e) {
@@ -422,7 +426,11 @@ static void added_cut(const AddedTokens *set, const char *text, size_t bytes, bo
 }
 //< added_find
 
-/*: ## Encoding :*/
+/*: ## Encoding
+
+Added tokens first, then the normal form of what lies between them, then the cuts, then the vocabulary. A
+stretch between two added tokens is encoded as if it were alone, but for one thing: some steps
+want to know whether it begins the whole text. :*/
 //> encode
 static int check_id(const Tokenizer *t, int32_t id, Error *e) {
   if (!t->limit || id < t->limit) return 0;
