@@ -20,6 +20,7 @@ export MODEL PROMPT TOKENS FUZZ_SECONDS
 help:
 	@echo 'make run     answer a prompt with a small real model, fetched once; PROMPT="..." asks another'
 	@echo 'make test    everything that CI runs: tests, sanitizers, lint, $(FUZZ_SECONDS) s of fuzzing a parser'
+	@echo 'make book    the book: build/book/html/index.html, tiles.epub, tiles.pdf'
 	@echo 'make tiles   the program alone'
 	@echo 'make check   the tests of the release build alone: seconds, not minutes'
 	@echo 'make lint    formatting and static analysis'
@@ -140,8 +141,15 @@ $(FUZZERS): $(B)/%: $(B)/%.o $(LIBRARY)
 	$(CC) $(OPT) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LDLIBS)
 #< make-fuzz
 
+#> make-book
+# STRICT=1 makes numbers measured from another source than this one an error. DRAFT=1 weaves a book with parts missing.
+book:
+	@sh tests/setup.sh install book
+	@sh chapters/book.sh
+#< make-book
+
 clean:
 	rm -rf build tiles
 
 # tiles is a link to the program of whichever B was asked for last.
-.PHONY: help run test tiles tests threaded-tests check asan tsan lint fuzz fuzzers clean
+.PHONY: help run test tiles tests threaded-tests check asan tsan lint fuzz fuzzers book clean

@@ -1,18 +1,18 @@
 #!/bin/sh
-# Says what this machine lacks to build, run or test Tiles, and installs it where that is possible.
-# usage: tests/setup.sh check|install build|run|test
+# Says what this machine lacks to build, run or test Tiles or to weave its book, and installs it where that is possible.
+# usage: tests/setup.sh check|install build|run|test|book
 #
 # It asks for the thing itself (a header that compiles, a tool that answers), not for a package, so
 # that libraries installed by hand count too. Only the advice knows Debian's package names.
 set -eu
 
 usage() {
-  echo "usage: tests/setup.sh check|install build|run|test" >&2
+  echo "usage: tests/setup.sh check|install build|run|test|book" >&2
   exit 2
 }
 [ $# -eq 2 ] || usage
 case $1 in check | install) ;; *) usage ;; esac
-case $2 in build | run | test) ;; *) usage ;; esac
+case $2 in build | run | test | book) ;; *) usage ;; esac
 
 cc=${CC:-cc}
 command -v "${cc%% *}" >/dev/null 2>&1 || cc=none
@@ -37,7 +37,7 @@ fuzzes() { # clang with its sanitizer runtimes
     clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null -
 }
 
-probe() { # probe build|run|test
+probe() { # probe build|run|test|book
   missing=''
   [ "$cc" != none ] || missing=' gcc'
   header stdio.h libc6-dev
@@ -46,6 +46,14 @@ probe() { # probe build|run|test
   header utf8proc.h libutf8proc-dev
   want libpcre2-dev compiles_pcre2
   [ "$1" = build ] && return
+  case $1 in book | test)
+    tool pandoc pandoc
+    tool gnuplot gnuplot-nox
+    want epubcheck epubcheck --version
+    tool chromium chromium
+    ;;
+  esac
+  [ "$1" = book ] && return
   want python3-pip python3 -m pip --version
   want ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
   [ "$1" = run ] && return

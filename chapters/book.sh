@@ -1,0 +1,198 @@
+#!/bin/sh
+# Weaves the book.
+# usage: chapters/book.sh [all]            everything, into build/book: html/, tiles.epub, tiles.pdf, stale.txt
+#        chapters/book.sh page NN-name     one chapter, into build/book/html/NN-name.html; its faults as `file:line: message`
+#        chapters/book.sh check            only the book as a whole: every line shown once, stale tables
+# DRAFT=1 chapters/book.sh ...             chapters, figures, solutions and lines still missing are warnings
+# STRICT=1 chapters/book.sh ...            stale tables are faults
+#
+# For writers. A chapter is chapters/NN-name.md, pandoc's Markdown, and begins with `# Title {#NN-name}`.
+#
+# The program. An empty fence shows it (language and line numbers come by themselves; the .c is only for editors):
+#   ```{.c region=NAME}        the region //> NAME ... //< NAME, with the /*: prose :*/ right above it (blank lines between are
+#   ```                        allowed). `{.c region=NAME noprose}` leaves that prose out of the book.
+#   ```{.c file=gemv.cuh}      the whole file: its prose as text, its code as listings.
+#   ```{.c rest=gpu.cu}        what of the file no other fence of the book shows, in order, prose too.
+#   ```{.c recall=NAME}        a region once more, without its prose; "seen before". Does not count.
+#   ```{.diff solution=07-1}   chapters/solutions/07-1.patch, folded.
+# Each line of *.c *.h *.cu *.cuh Makefile check.sh chapters/*.{c,h,cu} is shown exactly once (recall aside), each /*: :*/ too.
+# Prose in a file has its headings one level or more below the section that the fence stands in. Fences stand at the outermost level or
+# in a fenced div, not in a list.
+#
+# Numbers. Inline code that begins with = is an expression, also in a file's /*: prose :*/ and in table cells:
+#   `=v("h200-bench","llama-3.2-1b",1,64,"ms")`        measured/h200-bench.tsv: first columns as keys, then a column; the cell as it stands
+#   `=v(...)/v(...)*100|%.0f`                          Lua; what is computed needs a printf format, or |, for thousands
+#   `=given("rtx3050_ms")` `=given("rtx3050_ms","quiet")`   measured/given.tsv, with a footnote the first time, or without
+#   `=target("h200","read_gbs")`                       targets/h200.tsv
+#   `=plan("llama-3.2-1b","rtx-3050",1,"waves")`       what `tiles plan SHAPE --target T --context C --tsv` says; literals only
+#   `=code("STEPS")`                                   an enum constant, #define or constexpr of the sources
+# The unit is typed after it: `=...` ms. Digits typed with a unit (12 ms, 48 KB, 4%, 2×) are a fault, in prose and alt texts;
+# [48 KB]{.fact} is for a definition.
+#
+# References. [text](#anchor), [text](07-plan.md#anchor), [text](07-plan.md), [text](plan.c), [](#anchor): without text, the title of what it is.
+# Anchors are the {#ids}; a heading without one has NN-words-of-the-heading, one in a file's prose plan.c-words-of-the-heading; a
+# region is #region-NAME, or #NAME where nothing else is called so; a line of a listing is #plan.c-123. Ids are unique in the book.
+# ![what it shows](figures/NAME.svg "caption"){#fig-NAME}, alone in its paragraph, is a numbered figure.
+# [share of the floor]{.term} links to A8-glossary.md's entry (a plural s is found; [other words]{.term of="share of the floor"}).
+# A8-glossary.md is definition lists: a line with the term, a line `:   its definition`.
+set -eu
+cd "$(dirname "$0")/.."
+
+chapters='00-reading 01-floor 02-weights 03-kernel-per-operation 04-graph 05-launch-a-wave 06-barrier 07-plan 08-gemv 09-attention
+  10-argmax 11-token-loop 12-one-token 13-tape 14-host-time 15-cpu A1-package A2-measuring A3-probes A4-porting A5-checkpoints
+  A6-text A7-command A8-glossary'
+
+out=build/book
+html=$out/html
+: "${DRAFT:=}" "${STRICT:=}" "${JOBS:=$(getconf _NPROCESSORS_ONLN)}"
+[ "$DRAFT" != 0 ] || DRAFT=''
+export DRAFT
+
+#> book-pandoc
+# pandoc with the weave. What it weaves is read by the filter, hence no input.
+weave() { # weave WHAT ARGUMENT...
+  what=$1
+  shift
+  pandoc -f markdown -M weave="$what" -M title=Tiles ${DRAFT:+-M draft=1} --lua-filter chapters/weave.lua \
+    --syntax-definition chapters/cuda.xml "$@" </dev/null
+}
+
+newer() { # newer FILE SOURCE...: FILE is there and no source has changed since
+  file=$1
+  shift
+  [ -e "$file" ] && [ -z "$(find "$@" -newer "$file" 2>/dev/null | head -n 1)" ]
+}
+
+# A page. Line anchors come as L.FILE.FIRST-LINE from pandoc, since a block's id begins them, and are FILE-LINE in the book.
+page() { # page NN-name
+  if weave "$1" -t html5 --mathml --section-divs --template chapters/template.html -o "$out/pages/$1.html"; then
+    sed -E -e 's/(id="|href="#)L\.([^"]+)\.[0-9]+-([0-9]+)"/\1\2-\3"/g' -e 's/(<div class="sourceCode") id="L[.-][^"]*"/\1/' \
+      "$out/pages/$1.html" >"$html/$1.html"
+    # shellcheck disable=SC2015 # the front page is the index too
+    [ "$1" != 00-reading ] || cp "$html/$1.html" "$html/index.html"
+  else
+    rm -f "$html/$1.html"
+    return 1
+  fi
+}
+
+# A file of the program, with an anchor a line.
+source_page() { # source_page FILE
+  if ! newer "$html/src/$1.html" "$1" chapters/weave.lua chapters/weave chapters/template.html chapters/cuda.xml "$out/files"; then
+    weave "source:$1" -t html5 --template chapters/template.html -V root=../ |
+      sed -E -e 's/(id="|href="#)L-([0-9]+)"/\1L\2"/g' -e 's/(<div class="sourceCode") id="L"/\1/' >"$html/src/$1.new"
+    mv "$html/src/$1.new" "$html/src/$1.html"
+  fi
+}
+#< book-pandoc
+
+#> book-inputs
+# What the filter reads beside the sources: the list of files, plans, and figures.
+inputs() {
+  mkdir -p "$out/plans" "$out/figures" "$out/pages" "$html/src"
+  {
+    for file in *.c *.h *.cu *.cuh Makefile check.sh chapters/*.c chapters/*.h chapters/*.cu; do
+      [ ! -e "$file" ] || echo "source $file"
+    done
+    for chapter in $chapters; do echo "chapter $chapter"; done
+  } >"$out/files.new"
+  cmp -s "$out/files.new" "$out/files" || cp "$out/files.new" "$out/files"
+  for file in chapters/*.md; do
+    grep -qx "chapter $(basename "$file" .md)" "$out/files" || {
+      echo "$file:1: this chapter is not among those that chapters/book.sh lists" >&2
+      return 1
+    }
+  done
+}
+
+tiles_program() {
+  [ -z "${TILES:-}" ] || return 0
+  TILES=$out/tiles/tiles
+  make -s B="$out/tiles" CUDA=no "$TILES" >"$out/make.log" 2>&1 || {
+    tail -n 20 "$out/make.log" >&2
+    [ -n "$DRAFT" ] && [ -x "$TILES" ] # a draft goes on with the last one that was built
+  }
+}
+
+plans() {
+  grep -ohE 'plan\("[^"]*", *"[^"]*", *[0-9]+' chapters/*.md ./*.c ./*.h ./*.cu ./*.cuh |
+    sed -E 's/plan\("([^"]*)", *"([^"]*)", *([0-9]+)/\1 \2 \3/' | sort -u |
+    while read -r shape target context; do
+      file=$out/plans/$shape,$target,$context.tsv
+      newer "$file" "$TILES" "targets/$target.tsv" && continue
+      # Where there is no such plan, the expression that asks for it says so.
+      if "$TILES" plan "$shape" --target "$target" --context "$context" --tsv >"$file.new"; then mv "$file.new" "$file"
+      else rm -f "$file" "$file.new"; fi
+    done
+}
+
+figures() {
+  [ -e figures/make.sh ] || return 0
+  newer "$out/figures/made" figures measured targets "$TILES" && return 0
+  if TILES=$TILES bash figures/make.sh -o "$out/figures"; then touch "$out/figures/made"; else [ -n "$DRAFT" ]; fi
+}
+#< book-inputs
+
+each() { # each FUNCTION < WORDS: this script's function for each word, JOBS at once
+  xargs -P "$JOBS" -n 1 sh "$0" "do-$1"
+}
+existing() { for chapter in $chapters; do [ ! -e "chapters/$chapter.md" ] || echo "$chapter"; done; }
+
+book_check() {
+  for kind in gpu cpu ladder; do
+    echo "$kind $(sh chapters/source.sh $kind) $(tables $kind)"
+  done >"$out/hashes"
+  weave check -t plain --wrap=preserve -o "$out/stale.txt"
+}
+tables() { # tables gpu|cpu|ladder: those that say which source they were measured from, by their names
+  for table in measured/*.tsv; do
+    case $table in *ladder*) kind=ladder ;; */cpu*) kind=cpu ;; *) kind=gpu ;; esac
+    [ "$kind" != "$1" ] || ! grep -q '^# source	' "$table" || printf '%s ' "$table"
+  done
+}
+
+all() {
+  status=0
+  inputs
+  tiles_program
+  plans
+  figures || status=1
+  rm -f "$html"/*.html
+  cp chapters/style.css chapters/book.js "$html/"
+  existing | each page || status=1
+  sed -n 's/^source //p' "$out/files" | each source_page || status=1
+  book_check || status=1
+  if [ -s "$out/stale.txt" ]; then
+    sed 's/^/stale: /' "$out/stale.txt" >&2
+    [ -z "$STRICT" ] || status=1
+  fi
+  [ $status -eq 0 ] || {
+    echo 'the book has faults: none of it counts' >&2
+    return 1
+  }
+}
+
+case ${1:-all} in
+-h | --help) sed -n '2,/^set -eu/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
+do-page) page "$2" ;;
+do-source_page) source_page "$2" ;;
+page)
+  inputs
+  tiles_program
+  plans
+  figures || true
+  cp chapters/style.css chapters/book.js "$html/"
+  page "$2"
+  echo "$html/$2.html"
+  ;;
+check)
+  inputs
+  book_check
+  cat "$out/stale.txt"
+  ;;
+all) all ;;
+*)
+  sed -n '3,5p' "$0" >&2
+  exit 2
+  ;;
+esac
