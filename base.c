@@ -88,7 +88,7 @@ void unmap_file(Mapping *m) {
 
 /*: ## Files that are whole or absent
 
-A conversion that is killed at 91 percent must not leave a file that the next run takes for good. So
+A conversion that is killed just before its end must not leave a file that the next run takes for good. So
 bytes go to a temporary name in the same folder, reach the disk, and only then get the real name. :*/
 //> atomic
 int atomic_open(AtomicFile *a, const char *path, Error *e) {

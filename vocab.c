@@ -58,7 +58,7 @@ int32_t tokenizer_size(const Tokenizer *t) { return vocab_size(&t->vocab); }
 
 /*: ## Reading tokenizer.json
 
-The file of a large vocabulary is 10 MB, nearly all of it two lists: the texts with their ids, and the
+The file of a large vocabulary is megabytes of text, nearly all of it two lists: the texts with their ids, and the
 merges. A JSON library would make half a million small objects of them, ten times the size of the file.
 So the two lists are walked where they lie, and only the rest, a few kilobytes, becomes a tree. :*/
 //> json_walk
