@@ -22,6 +22,7 @@ help:
 	@echo 'make test    everything that CI runs: tests, sanitizers, lint, $(FUZZ_SECONDS) s of fuzzing a parser'
 	@echo 'make book    the book: build/book/html/index.html, tiles.epub, tiles.pdf'
 	@echo 'make tiles   the program alone'
+	@echo 'make chapters  every chapter'"'"'s decoder: build/ch03 MODEL and so on; make ch03 builds one'
 	@echo 'make check   the tests of the release build alone: seconds, not minutes'
 	@echo 'make lint    formatting and static analysis'
 	@echo 'make fuzz    every fuzz harness for FUZZ_SECONDS each'
@@ -147,6 +148,45 @@ book:
 	@sh tests/setup.sh install book
 	@sh chapters/book.sh
 #< make-book
+
+#> make-chapters
+# A chapter's program is the library, the chapter's own file, and chapters/chapter.c, the main of those that decode. With nvcc the kernels are the card's; without,
+# the same files are compiled for the CPU, where a grid is fibers.
+CHAPTERS := 01 02 03 04 05 06 11 13 15
+chapters: $(CHAPTERS:%=$(B)/ch%)
+$(CHAPTERS:%=ch%): ch%: $(B)/ch%
+
+CHAPTER_MAIN   := $(B)/chapters/chapter.o
+CHAPTER_GRID   := $(if $(filter yes,$(CUDA)),$(KERNELS),$(B)/chapters/fibers.o)
+chapter_object  = $(addprefix $(B)/,$(addsuffix .o,$(basename $(filter-out %-wrong%,$(wildcard chapters/$1-*.c chapters/$1-*.cu)))))
+
+$(foreach c,$(CHAPTERS),$(eval $(B)/ch$c: $(call chapter_object,$c)))
+$(B)/ch01 $(B)/ch02: $(KERNELS)
+$(B)/ch03 $(B)/ch04 $(B)/ch05 $(B)/ch06 $(B)/ch11 $(B)/ch13: $(CHAPTER_MAIN) $(CHAPTER_GRID)
+$(B)/ch15: $(CHAPTER_MAIN)
+$(CHAPTERS:%=$(B)/ch%): $(B)/chapters/stages.o $(LIBRARY)
+	$(CXX) $(OPT) $(LDFLAGS) -o $@ $^ $(if $(filter yes,$(CUDA)),$(CUDA_LIBS),$(LDLIBS))
+
+$(B)/chapters/%.o: chapters/%.c | $(B)/ready
+	@mkdir -p $(B)/chapters
+	$(CC) $(OPT) $(CFLAGS) -I. -MMD -MP -c -o $@ $<
+
+$(B)/chapters/%.o: chapters/%.cu $(wildcard chapters/*.cu chapters/*.h *.cuh) tiles_kernel.cu tiles.h tests/fiber.h | $(B)/ready
+	@mkdir -p $(B)/chapters
+ifeq ($(CUDA),yes)
+	"$(NVCC)" -O3 -std=c++17 -I. -Xcompiler -Wall $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+	  -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) $(NVCCFLAGS) -c -o $@ $<
+else
+	$(CXX) $(OPT) $(CXXFLAGS) -I. -c -o $@ -x c++ $<
+endif
+
+$(B)/chapters/fibers.o: gpu.cu tiles_kernel.cu tape_kernel.cu $(wildcard *.cuh) tiles.h tests/fiber.h | $(B)/ready
+	@mkdir -p $(B)/chapters
+	$(CXX) $(OPT) $(CXXFLAGS) -DKERNEL_FINGERPRINT='"fibers"' -I. -c -o $@ -x c++ gpu.cu
+
+-include $(wildcard $(B)/chapters/*.d)
+.PHONY: chapters $(CHAPTERS:%=ch%)
+#< make-chapters
 
 clean:
 	rm -rf build tiles
