@@ -65,8 +65,9 @@ newer() { # newer FILE SOURCE...: FILE is there and no source has changed since
 
 # A page. Line anchors come as L.FILE.FIRST-LINE from pandoc, since a block's id begins them, and are FILE-LINE in the book.
 page() { # page NN-name
-  if weave "$1" -t html5 --mathml --section-divs --template chapters/template.html -o "$out/pages/$1.html"; then
+  if weave "$1" -t html5 --wrap=none --mathml --section-divs --template chapters/template.html -o "$out/pages/$1.html"; then
     sed -E -e 's/(id="|href="#)L\.([^"]+)\.[0-9]+-([0-9]+)"/\1\2-\3"/g' -e 's/(<div class="sourceCode") id="L[.-][^"]*"/\1/' \
+      -e 's/<pre class="/<pre tabindex="0" class="/' \
       "$out/pages/$1.html" >"$html/$1.html"
     # shellcheck disable=SC2015 # the front page is the index too
     [ "$1" != 00-reading ] || cp "$html/$1.html" "$html/index.html"
@@ -79,8 +80,10 @@ page() { # page NN-name
 # A file of the program, with an anchor a line.
 source_page() { # source_page FILE
   if ! newer "$html/src/$1.html" "$1" chapters/weave.lua chapters/weave chapters/template.html chapters/cuda.xml "$out/files"; then
-    weave "source:$1" -t html5 --template chapters/template.html -V root=../ |
-      sed -E -e 's/(id="|href="#)L-([0-9]+)"/\1L\2"/g' -e 's/(<div class="sourceCode") id="L"/\1/' >"$html/src/$1.new"
+    mkdir -p "$(dirname "$html/src/$1")"
+    weave "source:$1" -t html5 --wrap=none --template chapters/template.html |
+      sed -E -e 's/(id="|href="#)L-([0-9]+)"/\1L\2"/g' -e 's/(<div class="sourceCode") id="L"/\1/' \
+        -e 's/<pre class="/<pre tabindex="0" class="/' >"$html/src/$1.new"
     mv "$html/src/$1.new" "$html/src/$1.html"
   fi
 }

@@ -18,6 +18,22 @@ local stringify = pandoc.utils.stringify
 local FROM = 'markdown-auto_identifiers-implicit_figures-citations'
 local epub = FORMAT ~= 'html5' and FORMAT ~= 'html'
 
+-- pandoc's attributes have no ids that begin with a digit and no words alone; chapters have #07-plan and noprose.
+local function read_markdown(text)
+  text = text:gsub('({%.?%w[^}\n]*) noprose', '%1 .noprose'):gsub('({[^}\n]-)#(%d)', '%1#digit.%2')
+  local function back(x)
+    x.identifier = x.identifier:gsub('^digit%.', '')
+    return x
+  end
+  local function literal(x)
+    x.text = x.text:gsub('#digit%.', '#')
+    return x
+  end
+  local div = pandoc.Div(pandoc.read(text, FROM).blocks)
+  div = pandoc.walk_block(div, { Header = back, Div = back, Span = back, Image = back, Link = back, CodeBlock = back })
+  return pandoc.walk_block(div, { CodeBlock = literal, Code = literal }).content
+end
+
 -- Where we are: a text with the number of its first line, and how far each kind of thing has been found in it.
 local function place(file, line, text)
   return { file = file, line = line, text = text, at = {} }
@@ -87,6 +103,11 @@ local function find_anchor(id, number_of_chapter)
   for _, try in ipairs(tries) do
     if sources.anchors[try] then return sources.anchors[try], try end
   end
+  -- A line of a listing.
+  local name, n = id:match('^(.+)-(%d+)$')
+  local f = sources.files[name or ''] or sources.files[(name or ''):gsub('^chapters%-', 'chapters/')]
+  local owner = f and f.owner[tonumber(n)]
+  if owner then return { chapter = owner.chapter, path = f.name, line = tonumber(n), what = { title = id } }, not epub and id or nil end
 end
 local function link(here, state, l)
   local t = l.target
@@ -94,13 +115,13 @@ local function link(here, state, l)
   if l.classes:includes('made') then return nil end
   local page, id = t:match('^([^#]*)#?(.*)$')
   local name = page:gsub('^%.?%.?/', ''):gsub('^chapters/', '')
-  local file = sources.files[name]
+  local file = sources.files[page:gsub('^%.?%.?/', '')] or sources.files[name] or sources.files['chapters/' .. name]
   local function text(default) if #l.content == 0 then l.content = { pandoc.Str(default) } end end
   if file then
-    if id:find('^L%d') and not file.lines[tonumber(id:match('%d+'))] then fault(here, 'link', '(' .. t, ('%s has no line %s'):format(name, id)) end
-    text(name)
+    if id:find('^L%d') and not file.lines[tonumber(id:match('%d+'))] then fault(here, 'link', '(' .. t, ('%s has no line %s'):format(file.name, id)) end
+    text(file.name)
     if epub then return pandoc.Span(l.content) end
-    l.target = 'src/' .. name .. '.html' .. (id ~= '' and '#' .. id or '')
+    l.target = 'src/' .. file.name .. '.html' .. (id ~= '' and '#' .. id or '')
     l.classes:insert('src')
     return l
   end
@@ -191,7 +212,7 @@ local function include(state, fence)
     if item.prose then
       local b = item.prose
       local here = place(b.file.name, b.first, b.text)
-      local blocks = pandoc.read(b.text:gsub('^   ', ''), FROM).blocks
+      local blocks = read_markdown(b.text:gsub('^   ', ''))
       for _, x in ipairs(blocks) do
         if x.t == 'Header' then
           if x.identifier == '' then x.identifier = b.file.name .. '-' .. sources.slug(stringify(x.content)) end
@@ -210,11 +231,9 @@ end
 local function weave(name)
   local c = sources.chapters[name] or error('no chapter ' .. name)
   local prefix = name:match('^%w+')
-  local text = c.text:gsub('({%.?%w[^}\n]*) noprose', '%1 .noprose')
   local here = place(c.path, 1, c.text)
-  local doc = pandoc.read(text, FROM)
   local state = { chapter = c, level = 1, cited = {}, url = url, epub = epub, fault = sources.fault, lack = sources.lack }
-  local blocks = prose(here, state, doc.blocks)
+  local blocks = prose(here, state, read_markdown(c.text))
   local out, next_fence, code = pandoc.List(), 1, 0
   local function each(list)
     local kept = pandoc.List()
@@ -260,7 +279,11 @@ local function weave(name)
       end,
     }).content
   end
-  return pandoc.Pandoc(looks.page(state, out, sources), looks.meta(state, sources))
+  local sections = pandoc.List()
+  for _, b in ipairs(out) do
+    if b.t == 'Header' and b.level == 2 then sections:insert { id = b.identifier, title = stringify(b.content) } end
+  end
+  return pandoc.Pandoc(looks.page(state, out), looks.meta(state, sections))
 end
 
 -- The book as a whole: every line once, and what is stale. The list of stale tables is the document.

@@ -1,103 +1,116 @@
--- How listings, figures and pages look: the blocks that the weave puts in their place.
+-- How listings, figures, notes and pages look: the blocks that the weave puts in their place.
 local sources = require 'sources'
 local M = {}
 
 local function raw(text) return pandoc.RawBlock('html', text) end
 local function escape(text) return (text:gsub('[&<>"]', { ['&'] = '&amp;', ['<'] = '&lt;', ['>'] = '&gt;', ['"'] = '&quot;' })) end
+local function classed(...) return pandoc.Attr('', { ... }) end
+local function prefix(chapter) return chapter.name:match('^%w+') end
 
 local languages = { c = 'c', h = 'c', cu = 'cuda', cuh = 'cuda', sh = 'bash' }
 local function language(name) return name == 'Makefile' and 'makefile' or languages[name:match('%.(%w+)$')] or 'text' end
 
 local function named(chapter)
-  if chapter.number and chapter.number:find('^%d') then return 'chapter ' .. chapter.number end
-  return 'appendix ' .. (chapter.number or chapter.name)
+  return (chapter.number:find('^%d') and 'chapter ' or 'appendix ') .. chapter.number
+end
+local function linked(text, url) return pandoc.Link({ pandoc.Str(text) }, url) end
+local function to_source(state, f, line)
+  if state.epub then return pandoc.Str(f.name) end
+  return pandoc.Link({ pandoc.Str(f.name) }, ('src/%s.html#L%d'):format(f.name, line), '', classed('src'))
 end
 
 -- What stands before a listing in its file: a region by its name, or a line.
 local function precedes(state, item)
   local f, n = item.file, item.first - 1
   while n > 0 and f.kind[n] ~= 'code' do n = n - 1 end
-  if n == 0 then return 'opens the file' end
   local r = f.region[n]
-  if not r or r == item.region then return ('after line %d'):format(n) end
-  if not r.fence then return 'after ' .. r.name end
-  return ('after <a href="%s">%s</a>'):format(state.url(r.fence.chapter, 'region-' .. r.name, state.chapter), escape(r.name))
+  if n == 0 then return { pandoc.Str 'opens the file' } end
+  if not r or r == item.region then return { pandoc.Str(('after line %d'):format(n)) } end
+  if not r.fence then return { pandoc.Str('after ' .. r.name) } end
+  return { pandoc.Str 'after', pandoc.Space(), linked(r.name, state.url(r.fence.chapter, 'region-' .. r.name, state.chapter)) }
 end
 
--- The chapter before this one that last showed lines of the same file.
+-- The last chapter before this one that showed lines of the same file.
 local function since(state, f)
   local last
   for n = 1, #f.lines do
-    local owner = f.owner[n]
-    if owner and owner.chapter.index < state.chapter.index and (not last or owner.chapter.index > last.index) then last = owner.chapter end
+    local c = f.owner[n] and f.owner[n].chapter
+    if c and c.index < state.chapter.index and (not last or c.index > last.index) then last = c end
   end
   return last
 end
 
 function M.listing(state, fence, item)
   local f, r = item.file, item.region
-  local lines = item.first == item.last and ('line %d'):format(item.first) or ('lines %d–%d'):format(item.first, item.last)
-  local text = table.concat(f.lines, '\n', item.first, item.last)
-  local name = state.epub and escape(f.name)
-    or ('<a class="src" href="src/%s.html#L%d">%s</a>'):format(f.name, item.first, escape(f.name))
-  local says, id, class = {}, nil, 'listing'
+  local says, id, class = {}, '', { 'listing' }
+  local block = ('L.%s.%d'):format(f.name:gsub('/', '-'), item.first)
+  state.begun = state.begun or {}
   if fence.how == 'recall' then
-    class = 'listing recall'
-    local first = r and r.fence
-    says[1] = first and ('seen before: <a href="%s">%s</a>'):format(state.url(first.chapter, 'region-' .. r.name, state.chapter), named(first.chapter)) or 'seen before'
+    class[2] = 'recall'
+    says[1] = { pandoc.Str 'seen before', r.fence and pandoc.Str ': ' or pandoc.Str '',
+      r.fence and linked(named(r.fence.chapter), state.url(r.fence.chapter, 'region-' .. r.name, state.chapter)) or pandoc.Str '' }
     state.recalls = (state.recalls or 0) + 1
-    id = ('recall-%s-%d'):format(state.chapter.name:match('^%w+'), state.recalls)
+    block = ('L-recall-%s-%d'):format(prefix(state.chapter), state.recalls)
   else
     says[1] = precedes(state, item)
     local before = since(state, f)
-    if before then says[2] = ('added since <a href="%s">%s</a>'):format(state.url(before, nil, state.chapter), named(before))
-    elseif not state.begun or not state.begun[f] then
-      state.begun = state.begun or {}
-      state.begun[f] = true
-      says[2] = 'new file'
-    end
-    if r and r.fence == fence and item.first <= r.first + 1 or r and not (state.begun_region or {})[r] then
-      id = 'region-' .. r.name
-      state.begun_region = state.begun_region or {}
-      if state.begun_region[r] then id = nil end
-      state.begun_region[r] = true
-    end
+    if before then says[2] = { pandoc.Str 'added since', pandoc.Space(), linked(named(before), state.url(before, nil, state.chapter)) }
+    elseif not state.begun[f] then says[2] = { pandoc.Str 'a new file' } end
+    if r and not state.begun[r] then id = 'region-' .. r.name end
+    state.begun[f] = true
+    if r then state.begun[r] = true end
   end
-  local code = pandoc.CodeBlock(text, pandoc.Attr(fence.how == 'recall' and 'L-' .. id or ('L.%s.%d'):format(f.name, item.first),
-    { language(f.name), 'numberLines', 'lineAnchors' }, { startFrom = tostring(item.first) }))
-  return {
-    raw(('<figure class="%s"%s><figcaption><span class="file">%s</span> <span class="lines">%s</span> <span class="says">%s</span></figcaption>')
-      :format(class, id and (' id="%s"'):format(id) or '', name, lines, table.concat(says, ' · '))),
-    code, raw '</figure>' }
+  local lines = item.first == item.last and ('line %d'):format(item.first) or ('lines %d–%d'):format(item.first, item.last)
+  local caption = pandoc.List { pandoc.Span({ to_source(state, f, item.first) }, classed 'file'), pandoc.Space(), pandoc.Span({ pandoc.Str(lines) }, classed 'lines') }
+  for _, x in ipairs(says) do
+    caption:insert(pandoc.Space())
+    caption:insert(pandoc.Span(x, classed 'says'))
+  end
+  return { pandoc.Div({
+    pandoc.Div({ pandoc.Para(caption) }, classed 'caption'),
+    pandoc.CodeBlock(table.concat(f.lines, '\n', item.first, item.last),
+      pandoc.Attr(block, { language(f.name), 'numberLines', 'lineAnchors' }, { startFrom = tostring(item.first) })),
+  }, pandoc.Attr(id, class)) }
 end
 
 -- An SVG in the page, so that it takes the page's colours; in the EPUB, an image.
 function M.figure(here, state, image, line)
   local name = image.src:match('^%.?%.?/?figures/([%w_-]+)%.svg$')
-  if not name then return nil end
+  if not name then
+    sources.fault(here.file, line, ('%s is no figure: figures/NAME.svg is'):format(image.src))
+    return nil
+  end
   local alt = pandoc.utils.stringify(image.caption)
   if not alt:find('%S') then sources.fault(here.file, line, ('figure %s has no text that says what it shows'):format(name)) end
   local path = 'build/book/figures/' .. name .. '.svg'
   local svg = sources.read(path)
   if not svg then
-    sources.lack(here.file, line, ('there is no figure %s: figures/%s.sh has not made %s'):format(name, name, path))
+    sources.lack(here.file, line, ('there is no figure %s: figures/make.sh has not made %s'):format(name, path))
     return pandoc.Para { pandoc.Emph { pandoc.Str('[figure ' .. name .. ']') } }
   end
   local id = image.identifier ~= '' and image.identifier or 'fig-' .. name
   local anchor = sources.anchors[id]
-  local label = anchor and anchor.what.title or 'Figure'
-  local caption = image.title:gsub('^fig:', '')
-  local says = ('<strong>%s</strong> %s'):format(label, escape(caption))
-  if state.epub then
-    return { raw(('<figure class="drawing" id="%s">'):format(id)), pandoc.Plain { pandoc.Image(image.caption, path, '', pandoc.Attr()) },
-      raw(('<figcaption>%s</figcaption></figure>'):format(says)) }
+  local caption = pandoc.List { pandoc.Strong { pandoc.Str(anchor and anchor.what.title or 'Figure') } }
+  local words = image.title:gsub('^fig:', '')
+  if words ~= '' then
+    caption:insert(pandoc.Space())
+    caption:extend(pandoc.utils.blocks_to_inlines(pandoc.read(words, 'markdown').blocks))
   end
-  svg = svg:gsub('^%s*<%?xml.-%?>%s*', ''):gsub('<!DOCTYPE.->%s*', '')
-    :gsub('<svg([^>]*)>', function(attributes)
-      attributes = attributes:gsub('%s+role="[^"]*"', ''):gsub('%s+aria%-[%w]+="[^"]*"', '')
-      return ('<svg role="img" aria-label="%s"%s>'):format(escape(alt), attributes)
-    end, 1)
-  return { raw(('<figure class="drawing" id="%s"><div class="drawn">%s</div><figcaption>%s</figcaption></figure>'):format(id, svg, says)) }
+  local drawn
+  if state.epub then
+    drawn = { pandoc.Plain { pandoc.Image({ pandoc.Str(alt) }, path) } }
+  else
+    svg = svg:gsub('^%s*<%?xml.-%?>%s*', ''):gsub('<!DOCTYPE.->%s*', '')
+      :gsub('<svg([^>]*)>', function(attributes)
+        attributes = attributes:gsub('%s+role="[^"]*"', ''):gsub('%s+aria%-%w+="[^"]*"', '')
+        return ('<svg role="img" aria-label="%s"%s>'):format(escape(alt), attributes)
+      end, 1)
+    drawn = { raw('<div class="drawn">' .. svg .. '</div>') }
+  end
+  local out = pandoc.List { raw '<figure class="drawing">' }
+  out:extend(drawn)
+  out:extend { raw '<figcaption>', pandoc.Plain(caption), raw '</figcaption>', raw '</figure>' }
+  return { pandoc.Div(out, pandoc.Attr(id)) }
 end
 
 function M.solution(state, fence)
@@ -107,46 +120,93 @@ function M.solution(state, fence)
     sources.lack(fence.chapter.path, fence.line, 'there is no ' .. path)
     return {}
   end
-  return { raw(('<details class="solution" id="solution-%s"><summary>A solution</summary>'):format(fence.what)),
+  return { raw('<details class="solution"><summary>A solution</summary>'),
     pandoc.CodeBlock(text:gsub('%s+$', ''), pandoc.Attr('code-solution-' .. fence.what, { 'diff' })), raw '</details>' }
 end
 
+-- What a chapter adds to the program, below its title.
+local function adds(state)
+  local list = pandoc.List {}
+  for _, f in ipairs(sources.files) do
+    local lines, first = 0, nil
+    for n = 1, #f.lines do
+      if f.kind[n] == 'code' and f.owner[n] and f.owner[n].chapter == state.chapter then lines, first = lines + 1, first or n end
+    end
+    if first then
+      list:insert(pandoc.Str(#list > 0 and ', ' or 'Code in this chapter: '))
+      list:insert(to_source(state, f, first))
+      list:insert(pandoc.Str((' (%d %s%s)'):format(lines, lines == 1 and 'line' or 'lines', since(state, f) and '' or ', new')))
+    end
+  end
+  if #list > 0 then list:insert(pandoc.Str '.') end
+  return #list > 0 and pandoc.Div({ pandoc.Para(list) }, classed 'adds') or nil
+end
+
+-- A page: footnotes become notes beside their line, and what is wide scrolls in itself.
 function M.page(state, blocks)
-  return blocks
+  local out = pandoc.List(blocks)
+  local title = out[1]
+  if not title or title.t ~= 'Header' or title.level ~= 1 or title.identifier ~= state.chapter.name then
+    sources.fault(state.chapter.path, 1, ('a chapter begins with `# Title {#%s}`'):format(state.chapter.name))
+  else
+    local sum = adds(state)
+    if sum then out:insert(2, sum) end
+  end
+  if state.epub then return out end
+  local notes = 0
+  return pandoc.walk_block(pandoc.Div(out), {
+    Note = function(note)
+      notes = notes + 1
+      local mark = pandoc.Span({ pandoc.Str(tostring(notes)) }, classed 'mark')
+      local text = pandoc.List { mark }
+      text:extend(pandoc.utils.blocks_to_inlines(note.content, { pandoc.LineBreak() }))
+      return { mark, pandoc.Span(text, pandoc.Attr('', { 'note' }, { role = 'note' })) }
+    end,
+    Table = function(t) return pandoc.Div({ t }, pandoc.Attr('', { 'scroll' }, { tabindex = '0', role = 'group', ['aria-label'] = 'table' })) end,
+  }).content
 end
 
 -- A file of the program by itself, with a number and an anchor for every line.
 function M.source(f)
-  local code = pandoc.CodeBlock(table.concat(f.lines, '\n'), pandoc.Attr('L', { language(f.name), 'numberLines', 'lineAnchors' }, { startFrom = '1' }))
-  local shown, last = {}, nil
+  local shown = pandoc.List {}
+  local up = ('../'):rep(select(2, f.name:gsub('/', '')) + 1)
+  local seen = {}
   for n = 1, #f.lines do
     local c = f.owner[n] and f.owner[n].chapter
-    if c and c ~= last and not shown[c] then
-      shown[c] = true
-      shown[#shown + 1] = ('<a href="../%s.html">%s</a>'):format(c.name, named(c))
+    if c and not seen[c] then
+      seen[c] = true
+      shown:insert(pandoc.Str(#shown > 0 and ', ' or 'Shown in '))
+      shown:insert(linked(named(c), up .. c.name .. '.html'))
     end
-    last = c
   end
-  return pandoc.Pandoc({ pandoc.Header(1, { pandoc.Code(f.name) }), raw(('<p class="shown">Shown in %s.</p>'):format(#shown > 0 and table.concat(shown, ', ') or 'no chapter')), code },
-    M.meta { source = true, chapter = { title = f.name, name = f.name, index = 0 } })
+  return pandoc.Pandoc({
+    pandoc.Header(1, { pandoc.Code(f.name) }),
+    pandoc.Para(#shown > 0 and shown or { pandoc.Str 'Shown in no chapter' }),
+    pandoc.Div({ pandoc.CodeBlock(table.concat(f.lines, '\n'), pandoc.Attr('L', { language(f.name), 'numberLines', 'lineAnchors' }, { startFrom = '1' })) }, classed 'listing'),
+  }, M.meta { source = up, chapter = { title = f.name, name = f.name } })
 end
 
-function M.meta(state)
-  local c = state.chapter
-  local meta = { title = pandoc.MetaString(c.title), pagetitle = pandoc.MetaString(c.title), lang = pandoc.MetaString 'en', chapter = pandoc.MetaString(c.name) }
-  if state.source then meta.source = pandoc.MetaBool(true) end
-  local list = {}
+-- What the template asks for: the contents, and the pages before and after.
+function M.meta(state, sections)
+  local c, list = state.chapter, pandoc.List {}
+  local function page(other)
+    return { file = other.name .. '.html', title = other.title, number = other.number }
+  end
+  local meta = { title = c.title, pagetitle = c.title, lang = 'en', contents = list, root = state.source or '', source = state.source ~= nil }
   for _, other in ipairs(sources.chapters) do
     if other.exists then
-      list[#list + 1] = pandoc.MetaMap { file = pandoc.MetaString(other.name .. '.html'), title = pandoc.MetaString(other.title),
-        number = pandoc.MetaString(other.number or ''), current = other == c and pandoc.MetaBool(true) or nil }
+      local entry = page(other)
+      if other == c then
+        entry.current = true
+        entry.sections = sections
+      end
+      list:insert(entry)
     end
   end
-  meta.chapters = pandoc.MetaList(list)
   for way, step in pairs { previous = -1, next = 1 } do
-    local other = not state.source and sources.chapters[c.index + step]
+    local other = c.index and sources.chapters[c.index + step]
     while other and not other.exists do other = sources.chapters[other.index + step] end
-    if other then meta[way] = pandoc.MetaMap { file = pandoc.MetaString(other.name .. '.html'), title = pandoc.MetaString(other.title) } end
+    if other then meta[way] = page(other) end
   end
   return meta
 end
