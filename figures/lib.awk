@@ -16,8 +16,8 @@ function fail(message) {
 
 function measured(table) { return ENVIRON["MEASURED"] "/" table ".tsv" }
 
-function exists(table,    line, ok) {
-  ok = (getline line < measured(table)) >= 0
+function exists(table,    row, ok) {
+  ok = (getline row < measured(table)) >= 0
   close(measured(table))
   return ok
 }
@@ -34,12 +34,12 @@ function need(table) {
 }
 
 # Rows as CELL[table, row, column name], N[table] of them. Lines that begin with # are about the table.
-function read_table(table,    line, f, n, i, head) {
+function read_table(table,    row, f, n, i, head) {
   need(table)
   N[table] = 0
-  while ((getline line < measured(table)) > 0) {
-    if (line ~ /^#/ || line == "") continue
-    n = split(line, f, "\t")
+  while ((getline row < measured(table)) > 0) {
+    if (row ~ /^#/ || row == "") continue
+    n = split(row, f, "\t")
     if (!(table in COLUMNS)) {
       COLUMNS[table] = n
       for (i = 1; i <= n; i++) head[i] = f[i]
@@ -80,12 +80,12 @@ function code(name,    command, value) {
 
 # ---- a plan: KEY[], WAVE[w, what], TILE[i, what], TILES
 
-function read_plan(target, context, sync,    command, line, f, i) {
+function read_plan(target, context, sync,    command, row, f, i) {
   split("", KEY); split("", WAVE); split("", TILE)
   TILES = 0
-  command = ENVIRON["PLAN_TILES"] " llama-3.2-1b " target " " context " " sync
-  while ((command | getline line) > 0) {
-    split(line, f, "\t")
+  command = "cd '" ENVIRON["ROOT"] "' && '" ENVIRON["PLAN_TILES"] "' llama-3.2-1b " target " " context " " sync
+  while ((command | getline row) > 0) {
+    split(row, f, "\t")
     if (f[1] == "key") KEY[f[2]] = f[3]
     else if (f[1] == "wave") {
       WAVE[f[2], "op"] = f[3]; WAVE[f[2], "layer"] = f[4]; WAVE[f[2], "tiles"] = f[5]; WAVE[f[2], "bytes"] = f[6]
@@ -125,6 +125,19 @@ function size(b) {
   if (b < 1e8) return sprintf("%.1f MB", b / 1e6)
   if (b < 1e9) return sprintf("%.0f MB", b / 1e6)
   return sprintf("%.2f GB", b / 1e9)
+}
+# A chapter's decoder in a few words; the table may say its number or its file's name.
+function chapter_name(s,    key) {
+  key = s
+  sub(/^ch/, "", key)
+  key = substr(key, 1, 2)
+  if (key == "03") return "03 kernels"
+  if (key == "04") return "04 graph"
+  if (key == "05") return "05 waves"
+  if (key == "06") return "06 barriers"
+  if (key == "11") return "11 token loop"
+  if (key == "13") return "13 tape"
+  return s
 }
 function max(a, b) { return a > b ? a : b }
 function min(a, b) { return a < b ? a : b }
@@ -173,20 +186,79 @@ function arrow(x1, y1, x2, y2, class,    d, dx, dy) {
   path("M" c(x2) " " c(y2) "L" c(x2 - 9 * dx + 4.5 * dy) " " c(y2 - 9 * dy - 4.5 * dx) "L" c(x2 - 9 * dx - 4.5 * dy) " " c(y2 - 9 * dy + 4.5 * dx) "z", "head")
 }
 
+# ---- plots: gnuplot's SVG, reduced to lines, areas, points and text, with the page's colours
+
+# What gnuplot shall draw with: line or text colour number k stands for a class of ours.
+function colour(k) { return sprintf("rgb \"#0000%02x\"", k) }
+function class_of(s,    f) {
+  gsub(/.*rgb\( */, "", s)
+  split(s, f, /[ ,)]+/)
+  return PLOT_CLASS[f[3] + 0]
+}
+function gnuplot_head(height) {
+  return "set terminal svg size 680," height " font \"sans,15\"\nunset key\nset border 3 lc " colour(4) "\nset tics nomirror out scale 0.5 tc " colour(10) "\nset samples 200\n"
+}
+function attribute(tag, name,    s) {
+  if (!match(tag, "[ \t\n]" name " ?= ?['\"][^'\"]*")) return ""
+  s = substr(tag, RSTART, RLENGTH)
+  sub(/^[^'"]*['"]/, "", s)
+  return s
+}
+function plot(script,    command, tag, f, x, y, class, anchor, words, seen, d, line_end) {
+  command = "gnuplot <<'END_OF_PLOT'\n" script "\nEND_OF_PLOT"
+  line_end = RS
+  RS = ">"
+  while ((command | getline tag) > 0) {
+    if (tag ~ /<path [^i]/ && tag ~ /rgb\(/) {
+      d = attribute(tag, "d")
+      gsub(/[ \t\n]+/, " ", d)
+      class = class_of(attribute(tag, tag ~ /fill ?=/ ? "fill" : "stroke"))
+      if (!((d, class) in seen)) path(d, class)
+      seen[d, class] = 1
+    } else if (tag ~ /<polygon/) {
+      d = attribute(tag, "points")
+      gsub(/[ \t\n]+/, " ", d)
+      printf "<polygon points=\"%s\" class=\"%s\"/>\n", d, class_of(attribute(tag, "fill"))
+    } else if (tag ~ /<use .*translate.*rgb\(/) {
+      split(attribute(tag, "transform"), f, /[(,)]/)
+      circle(f[2], f[3], 4, POINT_CLASS[class_of(attribute(tag, "color"))])
+    } else if (tag ~ /<g transform/) {
+      split(attribute(tag, "transform"), f, /[(,)]/)
+      x = f[2]; y = f[3]; words = ""
+      class = class_of(attribute(tag, "fill")); anchor = attribute(tag, "text-anchor")
+    } else if (tag ~ /<\/tspan$/) {
+      sub(/<\/tspan$/, "", tag)
+      words = words tag
+    } else if (tag ~ /<\/text$/) {
+      gsub(/^[ \n\t]+|[ \n\t]+$/, "", words)
+      gsub(/&lt;/, "<", words); gsub(/&amp;/, "\\&", words)
+      if (words != "") text(x, y, words, class, anchor == "start" ? "" : anchor)
+    }
+  }
+  RS = line_end
+  if (close(command)) fail("gnuplot failed")
+}
+
 BEGIN {
   INK = "var(--ink,#1f2430)"; MUTED = "var(--muted,#5b6472)"; LINE = "var(--line,#c5cbd4)"; PAPER = "var(--paper,#ffffff)"
   A1 = "var(--accent,#2563eb)"; A2 = "var(--accent2,#c2410c)"; A3 = "var(--accent3,#0f766e)"
   F1 = "var(--fill1,#dbe7fd)"; F2 = "var(--fill2,#fde3d0)"; F3 = "var(--fill3,#cdeee7)"
   # text
-  STYLE = "text{font-family:inherit;font-size:15px;fill:" INK "}\n.s{font-size:14px}\n.m{fill:" MUTED "}\n.b{font-weight:600}\n.p{fill:" PAPER "}"
+  STYLE = "text{font-family:var(--sans,sans-serif);font-size:15px;fill:" INK "}\n.s{font-size:14px}\n.m{fill:" MUTED "}\n.b{font-weight:600}\n.p{fill:" PAPER "}"
   STYLE = STYLE "\n.t1{fill:" A1 "}\n.t2{fill:" A2 "}\n.t3{fill:" A3 "}\n.o{stroke:" PAPER ";stroke-width:4px;paint-order:stroke}"
   # areas
   STYLE = STYLE "\n.a1{fill:" A1 "}\n.a2{fill:" A2 "}\n.a3{fill:" A3 "}\n.f1{fill:" F1 "}\n.f2{fill:" F2 "}\n.f3{fill:" F3 "}"
   STYLE = STYLE "\n.g{fill:" LINE "}\n.gm{fill:" MUTED "}\n.paper{fill:" PAPER "}\n.e{stroke:" PAPER ";stroke-width:1}"
+  STYLE = STYLE "\n.i{fill:" INK "}"
+  STYLE = STYLE "\n.h1{fill:" A1 ";fill-opacity:.72}"
   # lines
   STYLE = STYLE "\n.l{fill:none;stroke:" LINE ";stroke-width:1}\n.k{fill:none;stroke:" INK ";stroke-width:1.5}\n.lm{fill:none;stroke:" MUTED ";stroke-width:1}"
   STYLE = STYLE "\n.dash{fill:none;stroke:" MUTED ";stroke-width:1;stroke-dasharray:4 3}\n.bd{stroke:" MUTED ";stroke-width:1}"
   STYLE = STYLE "\n.sd{fill:none;stroke:" A2 ";stroke-width:2;stroke-dasharray:4 4}"
   STYLE = STYLE "\n.s1{fill:none;stroke:" A1 ";stroke-width:2.5}\n.s2{fill:none;stroke:" A2 ";stroke-width:2.5}\n.s3{fill:none;stroke:" A3 ";stroke-width:2.5}"
+  STYLE = STYLE "\n.fd1{fill:none;stroke:" A1 ";stroke-width:1.5;stroke-dasharray:4 4}\n.fd3{fill:none;stroke:" A3 ";stroke-width:1.5;stroke-dasharray:4 4}"
   STYLE = STYLE "\n.arrow{fill:none;stroke:" MUTED ";stroke-width:1.5}\n.head{fill:" MUTED "}"
+  split("s1 s2 s3 l k dash - - - m - t1 t2 t3 b a1 a2 a3 f1 f2 f3", PLOT_CLASS, " ")
+  PLOT_CLASS[11] = ""
+  POINT_CLASS["s1"] = "a1"; POINT_CLASS["s2"] = "a2"; POINT_CLASS["s3"] = "a3"; POINT_CLASS["k"] = "i"
 }

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Every figure of the book, or those named, as SVG.
 # usage: figures/make.sh [-o FOLDER] [NAME...]
+# shellcheck source=figures/lib.sh
 . "$(dirname "$0")/lib.sh"
 out=$ROOT/build/book/figures
 if [ "${1:-}" = -o ]; then

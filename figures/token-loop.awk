@@ -12,7 +12,7 @@ BEGIN {
   node(0, 32, 150, 50, "f3", "launch")
   node(530, 32, 150, 50, "f3", "read ids")
   rect(.5, 104.5, 679, 299, "dash", 8)
-  text(16, 130, "one launch: up to " launch " times", "m")
+  text(664, 130, "one launch: up to " launch " times", "m", "end")
   node(20, 150, 300, 76, "f2", "which token?", "best of " KEY["slots"] " slots")
   node(360, 150, 300, 76, "f1", "embed, " KEY["layers"] " layers", KEY["waves"] - 2 " waves")
   node(360, 276, 300, 76, "f1", "final_norm, lm_head", "logits stay here")

@@ -16,7 +16,7 @@ BEGIN {
   right = 352; wide = 310
   percent = given("hazy_h100_percent"); nominal = given("h100_nominal_gbs")
   floor_h100 = KEY["weight_bytes"] / nominal / 1e6
-  begin(NAME, "Two designs of a megakernel", "Left, after Hazy Research: an interpreter on every SM starts an instruction when counters say that its inputs are ready, and meanwhile loads the next one's weights. Right, this book's first plan: " commas(KEY["tiles"]) " tiles in " KEY["waves"] " waves, each on a fixed worker, with a barrier after every wave.", 470)
+  begin(NAME, "Two designs of a megakernel", "Left, after Hazy Research: an interpreter on every SM starts an instruction when counters say that its inputs are ready, and meanwhile loads the next one's weights. Right, this book's first plan: " commas(KEY["tiles"]) " tiles in " KEY["waves"] " waves, each on a fixed worker, with a barrier after every wave. Widths are not to scale.", 458)
   text(0, 18, "decided while it runs", "b")
   text(right, 18, "decided before", "b")
   text(0, 42, "H100, interpreter", "m")
@@ -27,8 +27,8 @@ BEGIN {
   lane(0, top + 28, "0 52 58 122 132 216 222 308", "f1")
   lane(0, top + 56, "0 76 82 136 146 226 232 308", "f1")
   lane(0, top + 84, "0 58 68 144 150 206 212 308", "f1")
-  arrow(64, top + 9, 68, top + 84); arrow(120, top + 37, 132, top + 30); arrow(134, top + 65, 148, top + 56)
-  arrow(214, top + 37, 230, top + 56)
+  arrow(53, top + 34, 71, top + 15); arrow(59, top + 90, 81, top + 71); arrow(123, top + 40, 145, top + 60)
+  arrow(217, top + 34, 241, top + 15); arrow(207, top + 90, 231, top + 71)
   # Right: a layer's waves from the plan, four workers, widths by predicted time of all that can be seen beside the FFN.
   n = 0
   for (w = 0; w < KEY["waves"]; w++)
