@@ -12,7 +12,7 @@ BEGIN {
   for (k = 1; k <= n; k++)
     desc = desc " " chapter[k] ": " CELL[t, row[chapter[k], 1], "ms"] ((chapter[k], 4096) in row ? " and " CELL[t, row[chapter[k], 4096], "ms"] : "") "."
   begin(NAME, "The ladder of decoders", "Milliseconds a token of each chapter's decoder on an H200, at contexts 1 and 4,096, with the share of the floor." desc, 38 + n * step + 34)
-  text(left, 18, "context 1", "t1 b"); text(left + 140, 18, "context 4,096", "t3 b")
+  text(left, 18, "context 1", "t1 b"); text(left + 140, 18, "context 4,096", "t3 b"); text(680, 18, "ms · share", "m", "end")
   for (k = 1; k <= n; k++) {
     y = 36 + (k - 1) * step
     text(0, y + 26, chapter_name(chapter[k]))

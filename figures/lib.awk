@@ -71,7 +71,7 @@ function given(key) { return cell("given", "value", "key", key) }
 
 # A constant of the sources: an enum's value or a #define.
 function code(name,    command, value) {
-  command = "sed -nE 's/^(#define " name "|.*[ {(]" name " =) *([0-9.]+).*/\\2/p' " ENVIRON["ROOT"] "/*.[ch] " ENVIRON["ROOT"] "/*.cuh | head -n 1"
+  command = "cd '" ENVIRON["ROOT"] "' && sed -nE 's/^(#define " name "|.*[ {(]" name " =) *([0-9.]+).*/\\2/p' *.[ch] *.cuh | head -n 1"
   command | getline value
   close(command)
   if (value == "") fail("no constant " name " in the sources")
@@ -204,7 +204,7 @@ function attribute(tag, name,    s) {
   sub(/^[^'"]*['"]/, "", s)
   return s
 }
-function plot(script,    command, tag, f, x, y, class, anchor, words, seen, d, line_end) {
+function plot(script,    command, tag, f, x, y, class, anchor, words, seen, d, line_end, drawn) {
   command = "gnuplot <<'END_OF_PLOT'\n" script "\nEND_OF_PLOT"
   line_end = RS
   RS = ">"
@@ -215,6 +215,7 @@ function plot(script,    command, tag, f, x, y, class, anchor, words, seen, d, l
       class = class_of(attribute(tag, tag ~ /fill ?=/ ? "fill" : "stroke"))
       if (!((d, class) in seen)) path(d, class)
       seen[d, class] = 1
+      drawn++
     } else if (tag ~ /<polygon/) {
       d = attribute(tag, "points")
       gsub(/[ \t\n]+/, " ", d)
@@ -236,7 +237,7 @@ function plot(script,    command, tag, f, x, y, class, anchor, words, seen, d, l
     }
   }
   RS = line_end
-  if (close(command)) fail("gnuplot failed")
+  if (close(command) || !drawn) fail("gnuplot failed, or its SVG has another form than this script knows")
 }
 
 BEGIN {

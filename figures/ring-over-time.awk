@@ -40,7 +40,7 @@ BEGIN {
     for (i = 1; i <= N[t]; i++) add(CELL[t, i, "us"], CELL[t, i, "slots_full"] * KEY["slot_bytes"], CELL[t, i, "op"] == "-" ? "" : CELL[t, i, "op"])
   }
   zero = us[0]; span = us[n - 1] - zero
-  left = 76; wide = 680 - left; top = 58; high = 190; base = top + high
+  left = 92; wide = 680 - left; top = 58; high = 190; base = top + high
   for (i = 0; i < n; i++) {
     x = left + wide * (us[i] - zero) / span; y = base - high * fill[i] / cap
     # a point where the direction changes, or the operation

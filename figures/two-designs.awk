@@ -16,7 +16,7 @@ BEGIN {
   right = 352; wide = 310
   percent = given("hazy_h100_percent"); nominal = given("h100_nominal_gbs")
   floor_h100 = KEY["weight_bytes"] / nominal / 1e6
-  begin(NAME, "Two designs of a megakernel", "Left, after Hazy Research: an interpreter on every SM starts an instruction when counters say that its inputs are ready, and meanwhile loads the next one's weights. Right, this book's first plan: " commas(KEY["tiles"]) " tiles in " KEY["waves"] " waves, each on a fixed worker, with a barrier after every wave. Widths are not to scale.", 458)
+  begin(NAME, "Two designs of a megakernel", "Left, after Hazy Research: an interpreter on every SM starts an instruction when counters say that its inputs are ready, and meanwhile loads the next one's weights. Right, this book's first plan: " commas(KEY["tiles"]) " tiles in " KEY["waves"] " waves, each on a fixed worker, with a barrier after every wave. Widths are not to scale.", 522)
   text(0, 18, "decided while it runs", "b")
   text(right, 18, "decided before", "b")
   text(0, 42, "H100, interpreter", "m")
@@ -50,5 +50,6 @@ BEGIN {
   row("the next weights", "loaded meanwhile", "after the barrier")
   row("a token", "instructions, counters", commas(KEY["tiles"]) " tiles, " KEY["waves"] " waves")
   row("reading the weights takes", sprintf("%.2f ms at %.2f TB/s", floor_h100, nominal / 1e3), sprintf("%.2f ms at %.0f GB/s", KEY["weight_bytes"] / KEY["read_gbs"] / 1e6, KEY["read_gbs"]))
+  row("share of that rate, published", percent "%", sprintf("%.0f%%", 100 * KEY["floor_ms"] / given("rtx3050_ms")))
   finish()
 }

@@ -197,13 +197,13 @@ check "a key that is not there is named" unknown_key
 #< figures-missing
 
 #> figures-layout
-# In a browser, at a phone's width and at a page's: texts lie inside the picture, do not overlap, and are large enough to read.
+# In a browser, in a wide font, at a phone's width and at a page's: texts lie inside the picture, do not overlap, and are large enough to read.
 layout_page() { # layout_page WIDTH
   local name
   printf '<!doctype html><meta charset="utf-8"><body>\n'
   for name in "${figures[@]}"; do
     printf '<iframe width="%s" height="900" style="border:0" data-name="%s" srcdoc="' "$1" "$name"
-    { printf '<!doctype html><style>body{margin:0;font-family:sans-serif}svg{display:block;width:100%%}</style>' && cat "$tmp/a/$name.svg"; } |
+    { printf '<!doctype html><style>:root{--sans:"DejaVu Sans",Verdana,sans-serif}body{margin:0}svg{display:block;width:100%%}</style>' && cat "$tmp/a/$name.svg"; } |
       sed 's/&/\&amp;/g; s/"/\&quot;/g'
     printf '"></iframe>\n'
   done
