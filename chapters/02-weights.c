@@ -66,14 +66,15 @@ static int list_and_read(const Model *m, Error *e) {
     regions += n;
     bytes += stage;
   }
-  printf("%s: %.0f bytes of weights a token, %.0f of K/V a position\n", m->shape.name, bytes,
+  // The floor counts these too: norms, biases, and where it is not lm_head's the embedding's row.
+  printf("vectors\t\t%.0f\t%.1f\t\n", all - bytes, 100 * (all - bytes) / all);
+  printf("%s: %.0f bytes of weights a token, %.0f of K/V a position\n", m->shape.name, all,
          (double)shape_kv_bytes(&m->shape));
   const double took = read_once(region, regions, threads);
   if (took > 0)
-    printf("read once in %.4g ms: %.1f GB/s by %u threads\n", 1e3 * took, bytes / took / 1e9,
-           threads);
+    printf("matrices read once in %.4g ms: %.1f GB/s by %u threads\n", 1e3 * took,
+           bytes / took / 1e9, threads);
   free(region);
-  if (bytes != all) return fail(e, EXIT_FAIL, "%.0f bytes, the shape says %.0f", bytes, all);
   return took > 0 ? 0 : fail(e, EXIT_FAIL, "%u threads did not start", threads);
 }
 
