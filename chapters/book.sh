@@ -67,7 +67,7 @@ newer() { # newer FILE SOURCE...: FILE is there and no source has changed since
 page() { # page NN-name
   if weave "$1" -t html5 --wrap=none --mathml --section-divs --template chapters/template.html -o "$out/pages/$1.html"; then
     sed -E -e 's/(id="|href="#)L\.([^"]+)\.[0-9]+-([0-9]+)"/\1\2-\3"/g' -e 's/(<div class="sourceCode") id="L[.-][^"]*"/\1/' \
-      -e 's/<pre class="/<pre tabindex="0" class="/' \
+      -e 's/<pre class="/<pre tabindex="0" class="/' -e 's/(<a href="#[^"]*")><\/a>/\1 aria-hidden="true" tabindex="-1"><\/a>/' \
       "$out/pages/$1.html" >"$html/$1.html"
     # shellcheck disable=SC2015 # the front page is the index too
     [ "$1" != 00-reading ] || cp "$html/$1.html" "$html/index.html"
@@ -83,7 +83,7 @@ source_page() { # source_page FILE
     mkdir -p "$(dirname "$html/src/$1")"
     weave "source:$1" -t html5 --wrap=none --template chapters/template.html |
       sed -E -e 's/(id="|href="#)L-([0-9]+)"/\1L\2"/g' -e 's/(<div class="sourceCode") id="L"/\1/' \
-        -e 's/<pre class="/<pre tabindex="0" class="/' >"$html/src/$1.new"
+        -e 's/<pre class="/<pre tabindex="0" class="/' -e 's/(<a href="#[^"]*")><\/a>/\1 aria-hidden="true" tabindex="-1"><\/a>/' >"$html/src/$1.new"
     mv "$html/src/$1.new" "$html/src/$1.html"
   fi
 }
@@ -154,6 +154,75 @@ tables() { # tables gpu|cpu|ladder: those that say which source they were measur
   done
 }
 
+#> book-whole
+# The search's index: a section a line, cut from the pages themselves.
+search_index() { # search_index PAGE...
+  awk 'BEGIN { print "tilesBook([" }
+    function plain(s) {
+      gsub(/<(math|svg|style)[ >].*<\/(math|svg|style)>/, " ", s)
+      gsub(/<[^>]*>/, "", s)
+      gsub(/&lt;/, "<", s); gsub(/&gt;/, ">", s); gsub(/&quot;/, "\"", s); gsub(/&amp;/, "\\&", s); gsub(/&#39;/, "\047", s)
+      return s
+    }
+    function quoted(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[\t\r]/, " ", s); return "\"" s "\"" }
+    function flush() {
+      if (id != "" && title != "")
+        printf "{\"url\":%s,\"chapter\":%s,\"title\":%s,\"text\":%s,\"code\":%s},\n", quoted(page "#" id), quoted(chapter), quoted(title), quoted(text), quoted(code)
+      id = title = text = code = ""
+      split("", seen)
+    }
+    FNR == 1 { flush(); page = FILENAME; sub(/.*\//, "", page); inside = listing = drawing = 0; chapter = "" }
+    /<!--text-->/ { inside = 1; next }
+    /<!--\/text-->/ { flush(); inside = 0 }
+    !inside { next }
+    /<section id="/ { flush(); id = $0; sub(/.*<section id="/, "", id); sub(/".*/, "", id); next }
+    /<h[1-6]/ && title == "" { title = plain($0); if (chapter == "") chapter = title; next }
+    /<svg/ { drawing = 1 }
+    drawing { if (/<\/svg>/) drawing = 0; next }
+    /<pre/ { listing = 1 }
+    listing {
+      n = split(plain($0), word, /[^A-Za-z0-9_]+/)
+      for (i = 1; i <= n; i++) if (length(word[i]) > 3 && !(word[i] in seen)) { seen[word[i]] = 1; code = code " " word[i] }
+      if (/<\/pre>/) listing = 0
+      next
+    }
+    { text = text " " plain($0) }
+    END { flush(); print "])" }' "$@"
+}
+
+# All chapters on one page: their texts one after another, their links to each other now within the page.
+whole_book() { # whole_book PAGE...
+  weave whole -t html5 --wrap=none --template chapters/template.html >"$out/whole.html"
+  sed '/<!--text-->/q' "$out/whole.html" | sed 's/<body>/<body class="whole">/'
+  for file in "$@"; do
+    sed -n '/<!--text-->/,/<!--\/text-->/p' "$file"
+  done | sed -E -e '/^<!--/d' -e 's/href="([0-9A-Z]+-[a-z0-9-]+)\.html#/href="#/g' -e 's/href="([0-9A-Z]+-[a-z0-9-]+)\.html"/href="#\1"/g'
+  sed -n '/<!--\/text-->/,$p' "$out/whole.html" | sed -E 's/href="([0-9A-Z]+-[a-z0-9-]+)\.html"/href="#\1"/g'
+}
+
+# One pandoc a chapter, as for the pages; then one that has them all.
+epub_chapter() { weave "$1" -t json -o "$out/pages/$1.json"; }
+epub() {
+  rm -f "$out"/pages/*.json
+  existing | each epub_chapter 2>/dev/null || return 1 # the pages' runs have told what is wrong
+  pandoc -f json "$out"/pages/*.json -t epub3 --mathml --toc --toc-depth=2 --syntax-definition chapters/cuda.xml \
+    --css chapters/epub.css -M title=Tiles -M subtitle='Batch-one decoding near the floor' -M lang=en -M author='The Tiles authors' -o "$out/tiles.epub"
+}
+
+# Chromium prints the whole book. There links to the sources' pages would be paths of this machine, and a link a line of code
+# makes the file several times as large, as do tags for every word of it.
+pdf() {
+  sed -E -e 's/<a href="src\/[^"]*"[^>]*>([^<]*)<\/a>/\1/g' -e 's/<a href="#[^"]*"[^>]*><\/a>//g' -e 's/<body class="whole/& print/' \
+    -e '/<script/d' "$html/book.html" >"$html/print.html"
+  chromium --headless --no-sandbox --disable-gpu --no-pdf-header-footer --disable-pdf-tagging --user-data-dir="$PWD/$out/chromium" \
+    --print-to-pdf="$PWD/$out/tiles.pdf" "file://$PWD/$html/print.html" >"$out/pdf.log" 2>&1 || {
+    cat "$out/pdf.log" >&2
+    return 1
+  }
+  rm -f "$html/print.html"
+}
+#< book-whole
+
 all() {
   status=0
   inputs
@@ -165,6 +234,16 @@ all() {
   existing | each page || status=1
   sed -n 's/^source //p' "$out/files" | each source_page || status=1
   book_check || status=1
+  # shellcheck disable=SC2046 # a word a page
+  pages=$(existing | while read -r name; do [ ! -e "$html/$name.html" ] || echo "$html/$name.html"; done)
+  # shellcheck disable=SC2086
+  {
+    whole_book $pages >"$html/book.html"
+    search_index $pages >"$html/search.js"
+  }
+  pdf &
+  epub || status=1
+  wait $! || status=1
   if [ -s "$out/stale.txt" ]; then
     sed 's/^/stale: /' "$out/stale.txt" >&2
     [ -z "$STRICT" ] || status=1

@@ -309,18 +309,21 @@ function Pandoc(doc)
   local file = what:match('^source:(.*)')
   if file then
     result = looks.source(sources.files[file])
+  elseif what == 'whole' then
+    result = looks.whole()
   elseif what == 'check' then
     result = check(sources.read(stringify(doc.meta.hashes or 'build/book/hashes')) or '')
   else
     result = weave(what)
   end
-  if what ~= 'check' then
+  if what ~= 'check' and what ~= 'whole' then
     local own_path = file or sources.chapters[what].path
     for i = #sources.faults, 1, -1 do -- a page reports its own
       local f = sources.faults[i].text
       if f:find(own_path, 1, true) ~= 1 and (file or f:find('^chapters/%w+%-[%w-]+%.md:') or sources.faults[i].early) then table.remove(sources.faults, i) end
     end
   end
+  if what == 'whole' then sources.faults = {} end
   local draft, bad = doc.meta.draft ~= nil, false
   local told = {}
   for _, f in ipairs(sources.faults) do

@@ -69,7 +69,8 @@ function M.listing(state, fence, item)
   return { pandoc.Div({
     pandoc.Div({ pandoc.Para(caption) }, classed 'caption'),
     pandoc.CodeBlock(table.concat(f.lines, '\n', item.first, item.last),
-      pandoc.Attr(block, { language(f.name), 'numberLines', 'lineAnchors' }, { startFrom = tostring(item.first) })),
+      state.epub and pandoc.Attr(block, { language(f.name) })
+      or pandoc.Attr(block, { language(f.name), 'numberLines', 'lineAnchors' }, { startFrom = tostring(item.first) })),
   }, pandoc.Attr(id, class)) }
 end
 
@@ -110,7 +111,7 @@ function M.figure(here, state, image, line)
   local out = pandoc.List { raw '<figure class="drawing">' }
   out:extend(drawn)
   out:extend { raw '<figcaption>', pandoc.Plain(caption), raw '</figcaption>', raw '</figure>' }
-  return { pandoc.Div(out, pandoc.Attr(id)) }
+  return { pandoc.Div(out, pandoc.Attr(id, { 'figure' })) }
 end
 
 function M.solution(state, fence)
@@ -157,7 +158,7 @@ function M.page(state, blocks)
   return pandoc.walk_block(pandoc.Div(out), {
     Note = function(note)
       notes = notes + 1
-      local mark = pandoc.Span({ pandoc.Str(tostring(notes)) }, classed 'mark')
+      local mark = pandoc.Span({ pandoc.Str(tostring(notes)) }, classed 'ref')
       local text = pandoc.List { mark }
       text:extend(pandoc.utils.blocks_to_inlines(note.content, { pandoc.LineBreak() }))
       return { mark, pandoc.Span(text, pandoc.Attr('', { 'note' }, { role = 'note' })) }
@@ -185,6 +186,9 @@ function M.source(f)
     pandoc.Div({ pandoc.CodeBlock(table.concat(f.lines, '\n'), pandoc.Attr('L', { language(f.name), 'numberLines', 'lineAnchors' }, { startFrom = '1' })) }, classed 'listing'),
   }, M.meta { source = up, chapter = { title = f.name, name = f.name } })
 end
+
+-- The page that book.sh fills with all chapters.
+function M.whole() return pandoc.Pandoc({}, M.meta { chapter = { title = 'The whole book', name = 'book' } }) end
 
 -- What the template asks for: the contents, and the pages before and after.
 function M.meta(state, sections)
