@@ -1,11 +1,12 @@
 #!/bin/bash
 # The floor check: is it right, and how near the floor is it? Run it after every change.
-# usage: ./check.sh [--json] [--model MODEL] [STAGE] [-- PLAN OPTIONS]
+# usage: ./check.sh [--json] [--model MODEL] [STAGE|chNN] [-- PLAN OPTIONS]
 #
 # First the gate: tiny models of every family give the tokens of the CPU's reference plan, MODEL gives its logits, and the same work gives
 # the same bits run after run. Nothing is timed unless it holds. Then the floor: ms/token at contexts 1 and 4,096 and its share, and on a
 # GPU a table stage by stage, of STAGE alone if one is named (qkv, attend, wo, gate_up, ...). The result is kept for this device, model and
 # these plan options (--ffn split, --workers 64, ...); the next run says what moved, and by how much beyond its own spread.
+# With chNN (ch05) it is that chapter's decoder that is built and judged, and its own line is printed.
 set -u
 cd "$(dirname "$0")" || exit 1
 
@@ -60,6 +61,55 @@ if [ -z "$model" ]; then
 fi
 model_name=$(basename "$model")
 #< check-device
+
+#> check-chapter
+# The final program's tokens first, then the chapter's line. Without a card the kernels of a chapter are fibers: then the line is about a tiny model, and only the
+# chapters of threads run the large one.
+check_chapter() { # check_chapter chNN
+  local program=build/$1 sync=barrier shape tiny workers wrong=0 context
+  make --no-print-directory "$1" >"$log" 2>&1 || {
+    tail -n 20 "$log" >&2
+    return 1
+  }
+  [ "$1" != ch13 ] || sync=data
+  case $1 in ch01 | ch02)
+    "$program" "$model"
+    return
+    ;;
+  esac
+  for shape in tiny-llama tiny-qwen2 tiny-qwen3; do
+    tiny=$work/$shape
+    [ -e "$tiny/model.safetensors" ] || ./tiles synth "$shape" "$tiny" --seed 1 || return 1
+    ./tiles run "$tiny" --ids 1,2,3,4,5 -n 48 --device cpu --workers 1 >"$work/want" 2>>"$log"
+    for workers in 2 3 4; do
+      "$program" "$tiny" --ids 1,2,3,4,5 -n 48 --workers $workers 2>>"$log" | head -n 1 >"$work/got"
+      if [ -s "$work/want" ] && diff "$work/want" "$work/got" >>"$log"; then say "right: $shape, $workers workers: the final program's tokens"; else
+        say "WRONG: $shape, $workers workers: not the final program's tokens"
+        wrong=1
+      fi
+    done
+  done
+  [ "$device" != cpu ] || [ "$1" = ch15 ] || model=$work/tiny-llama
+  if [ "$device" != cpu ] && [ "$1" != ch15 ]; then # the same plan, so the same tokens, near-ties or not
+    ./tiles run "$model" --ids 1 -n 64 --device "$device" --ffn split --sync $sync >"$work/want" 2>>"$log"
+    "$program" "$model" -n 64 2>>"$log" | head -n 1 >"$work/got"
+    [ -s "$work/want" ] && diff "$work/want" "$work/got" >>"$log" || wrong=1
+    say "$([ $wrong -eq 0 ] && echo right || echo WRONG): $(basename "$model"): the final program's tokens"
+  fi
+  [ $wrong -eq 0 ] || {
+    say "the gate is shut: nothing timed"
+    return 1
+  }
+  for context in 1 4096; do
+    [ $context -eq 1 ] || [ "$model" != "$work/tiny-llama" ] || continue
+    "$program" "$model" --ctx $context --runs 5 | sed "1d; s/^/context $context, /" || return 1
+  done
+}
+if [[ $stage =~ ^ch[0-9][0-9]$ ]]; then
+  check_chapter "$stage"
+  exit
+fi
+#< check-chapter
 
 #> check-gate
 failed=0

@@ -158,7 +158,7 @@ typedef struct Times { // a token's
       turn_us; // turn: from one launch's end to the next one's begin
   double busy_us, idle_us;
   double read_gbs, floor_ms;
-  uint64_t hash; // of the ids
+  uint64_t ids_hash, logits_hash; // the latter of the last step
 } Times;
 
 static int ascending(const void *a, const void *b) {
@@ -213,7 +213,10 @@ static int measure(Session *s, const Options *o, Run *r, Run *again, double *ms,
   t->ms = median(ms, (size_t)o->runs);
   t->least_ms = ms[0], t->most_ms = ms[o->runs - 1];
   t->kernels = (double)r->kernels / r->steps;
-  t->hash = hash64(r->id, r->tokens * sizeof *r->id, r->tokens);
+  t->ids_hash = hash64(r->id, r->tokens * sizeof *r->id, r->tokens);
+  const float *logits = decoder_logits(&s->decoder, e);
+  if (!logits) return -1;
+  t->logits_hash = hash64(logits, (size_t)s->model.shape.vocab * sizeof *logits, 0);
   double context = s->first + o->ids + (r->steps - 1) / 2.0;
   double bytes =
       (double)shape_weight_bytes(&s->plan.shape) + context * (double)shape_kv_bytes(&s->plan.shape);
@@ -231,7 +234,7 @@ static bool on_card(const Session *s) {
 
 static void print_tsv(const Session *s, const Options *o, const Run *r, const Times *t) {
   printf("chapter\tcontext\ttokens\truns\tkernels\tread_gbs\tfloor_ms\tms\tleast_ms\tmost_ms\t"
-         "share_percent\tdevice_ms\tbusy_us\tidle_us\thost_us\tturn_us\tids_hash\n");
+         "share_percent\tdevice_ms\tbusy_us\tidle_us\thost_us\tturn_us\tids_hash\tlogits_hash\n");
   printf("%s%s\t%u\t%u\t%ld\t%.6g\t%.2f\t%.4f\t%.4f\t%.4f\t%.4f\t%.1f\t%.4f\t", chapter.name,
          chapter_graph ? "-graph" : "", s->first + o->ids, r->tokens, o->runs, t->kernels,
          t->read_gbs, t->floor_ms, t->ms, t->least_ms, t->most_ms, 100 * t->floor_ms / t->ms,
@@ -239,7 +242,7 @@ static void print_tsv(const Session *s, const Options *o, const Run *r, const Ti
   if (on_card(s))
     printf("%.2f\t%.2f\t%.2f\t%.2f\t", t->busy_us, t->idle_us, t->host_us, t->turn_us);
   else printf("\t\t\t\t");
-  printf("%016llx\n", (unsigned long long)t->hash);
+  printf("%016llx\t%016llx\n", (unsigned long long)t->ids_hash, (unsigned long long)t->logits_hash);
 }
 
 static void print_line(const Session *s, const Times *t) {
