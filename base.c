@@ -166,8 +166,8 @@ void atomic_abort(AtomicFile *a) {
 
 /*: ## Two-byte floats
 
-BF16 is the upper half of an FP32 number, so widening is a shift. FP16 has its own exponent and needs
-the subnormal case. Narrowing rounds to nearest, ties to even, as the checkpoints were made. :*/
+Widening BF16 is a shift. FP16 has its own exponent, and its subnormal numbers need a case of their own.
+Narrowing rounds to nearest, ties to even, for both, as the checkpoints were made. :*/
 //> floats
 const char *dtype_name(DType t) {
   return t == DT_F32 ? "F32" : t == DT_BF16 ? "BF16" : t == DT_F16 ? "F16" : "none";
