@@ -256,8 +256,7 @@ all() {
 
 case ${1:-all} in
 -h | --help) sed -n '2,/^set -eu/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
-do-page) page "$2" ;;
-do-source_page) source_page "$2" ;;
+do-page | do-source_page | do-epub_chapter) "${1#do-}" "$2" ;;
 page)
   inputs
   tiles_program

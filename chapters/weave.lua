@@ -78,7 +78,8 @@ end
 local function number(here, state, code)
   local ok, text, where, cited = pcall(numbers.evaluate, code.text:sub(2))
   if not ok then
-    fault(here, 'code', '`' .. code.text, tostring(text))
+    local tell = type(text) == 'table' and lack or fault
+    tell(here, 'code', '`' .. code.text, type(text) == 'table' and text.lack or tostring(text))
     return pandoc.Span({ pandoc.Str '?' })
   end
   local list = { pandoc.Span({ pandoc.Str(text) }, pandoc.Attr('', { 'number' }, { title = table.concat(where, '; ') })) }

@@ -13,7 +13,7 @@ local tables = {}
 local function tsv(path)
   if tables[path] then return tables[path] end
   local text = sources.read(path)
-  if not text then error('there is no table ' .. path, 0) end
+  if not text then error({ lack = 'there is no table ' .. path }) end -- it may still be measured
   local t = { path = path, rows = {}, says = {} }
   for n, line in ipairs(sources.lines(text)) do
     local word, rest = line:match('^# ([^\t]+)\t(.*)$')
@@ -150,7 +150,7 @@ function M.evaluate(code)
   local f, bad = load('return ' .. expression, '=', 't', env)
   if not f then error('not an expression: ' .. bad:gsub('^[^:]*:%d+: ', ''), 0) end
   local ok, value = pcall(f)
-  if not ok then error((tostring(value):gsub('^:%d+: ', '')), 0) end
+  if not ok then error(type(value) == 'table' and value or tostring(value):gsub('^:%d+: ', ''), 0) end
   if value == nil or value == '' then error('this has no value: ' .. expression, 0) end
   local text
   if format == ',' or format == '%,' or format == '%,d' then
