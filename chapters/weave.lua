@@ -92,6 +92,25 @@ local function number(here, state, code)
   return list
 end
 
+-- A number's note goes behind its unit: 67 and a raised 1 would be a power.
+local function behind_the_unit(inlines)
+  local out, waiting = pandoc.List(), nil
+  for i, x in ipairs(inlines) do
+    local next_one = inlines[i + 1]
+    if x.t == 'Note' and i > 1 and inlines[i - 1].t == 'Span' and inlines[i - 1].classes:includes('number') and next_one
+      and (next_one.t == 'Str' or next_one.t == 'Space' and inlines[i + 2] and inlines[i + 2].t == 'Str') then
+      waiting = x
+    else
+      out:insert(x)
+      if waiting and x.t == 'Str' then
+        out:insert(waiting)
+        waiting = nil
+      end
+    end
+  end
+  return out
+end
+
 -- A link's target in the built book. Nothing else ends in a page that does not exist.
 local function url(chapter, id, own)
   if epub then return '#' .. (id or chapter.id or chapter.name) end
@@ -183,6 +202,7 @@ local function prose(here, state, blocks)
   local div = pandoc.Div(blocks)
   div = pandoc.walk_block(div, { Para = typed, Plain = typed, Header = typed })
   div = pandoc.walk_block(div, { Code = function(c) if c.text:find('^=') and #c.classes == 0 then return number(here, state, c) end end })
+  div = pandoc.walk_block(div, { Inlines = behind_the_unit })
   div = pandoc.walk_block(div, {
     Span = function(s)
       if s.classes:includes('term') then return term(here, state, s) end

@@ -155,14 +155,23 @@ function M.page(state, blocks)
   end
   if state.epub then return out end
   local notes = 0
+  local function beside(block) -- the mark stays, the note goes to the paragraph's end
+    local after = pandoc.List {}
+    block = pandoc.walk_block(block, {
+      Note = function(note)
+        notes = notes + 1
+        local mark = pandoc.Span({ pandoc.Str(tostring(notes)) }, classed 'ref')
+        local text = pandoc.List { mark }
+        text:extend(pandoc.utils.blocks_to_inlines(note.content, { pandoc.LineBreak() }))
+        after:insert(pandoc.Span(text, pandoc.Attr('', { 'note' }, { role = 'note' })))
+        return mark
+      end,
+    })
+    block.content:extend(after)
+    return block
+  end
   return pandoc.walk_block(pandoc.Div(out), {
-    Note = function(note)
-      notes = notes + 1
-      local mark = pandoc.Span({ pandoc.Str(tostring(notes)) }, classed 'ref')
-      local text = pandoc.List { mark }
-      text:extend(pandoc.utils.blocks_to_inlines(note.content, { pandoc.LineBreak() }))
-      return { mark, pandoc.Span(text, pandoc.Attr('', { 'note' }, { role = 'note' })) }
-    end,
+    Para = beside, Plain = beside,
     Table = function(t) return pandoc.Div({ t }, pandoc.Attr('', { 'scroll' }, { tabindex = '0', role = 'group', ['aria-label'] = 'table' })) end,
   }).content
 end
