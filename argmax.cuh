@@ -1,4 +1,4 @@
-/*: # lm_head's argmax
+/*: # The better of two
 
 Greedy decoding takes the largest logit, and the lowest id among equals. The order is total, so it does not matter who
 compares what with what first: each lm_head tile leaves its best candidate in its own slot, and after the

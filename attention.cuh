@@ -1,4 +1,4 @@
-/*: # Attention
+/*: # The cache as a matrix
 
 At batch size one attention is two more matrix-vector products, with the K/V cache as the matrix: scores are K times a
 query, the output is V-transposed times the weights. Four to eight query heads share a K/V head, so a tile owns one K/V head, reads

@@ -1,4 +1,4 @@
-/*: # The barrier
+/*: # Raise a counter, watch a counter
 
 A wave ends when every worker has finished its tiles. All blocks of a cooperative launch are resident together, so
 they may wait for each other: one counter in L2, which each block raises by one when it is done and then

@@ -1,4 +1,4 @@
-/*: # The GEMV tile
+/*: # Rows times a vector
 
 Nearly all of a token's bytes pass through this file. A tile owns some rows of a matrix and multiplies each with
 the same vector; what the rows are called differs, the loop does not.

@@ -1,4 +1,4 @@
-/*: # The plan
+/*: # Deciding once
 
 A token of a decoder is a list of matrix-vector products with nothing to decide in it: the same
 rows, in the same order, for every token. So we decide once. The planner cuts every step into tiles,
@@ -208,7 +208,7 @@ matching *columns* of the down projection. That gives a partial sum for every ou
 packed so that a tile's bytes lie together. **Split**: `gate_up` computes the whole activation, and
 after a barrier `down` reads whole rows of its matrix, as they lie in the checkpoint.
 
-Both ways take two waves. Every partial is as long as the residual, and all of them are written and read once, so their bytes grow with the workers: nothing on the
+Both ways take two waves. Fused, only the first of them streams weights, so a layer has one start of the stream fewer. But every partial is as long as the residual, and all of them are written and read once, so their bytes grow with the workers: nothing on the
 RTX 3050's 20 blocks, and a loss on an H200's 132 (`fused_now` beside `split_now` in `measured/h200-probes.tsv`). So a GPU of few workers fuses; where exactly the two ways meet,
 nobody has measured. On a CPU the weights stay in the checkpoint's own mapped file, where a tile's columns would be two thousand short
 pieces a row apart, so it splits. A target may ask for either. :*/

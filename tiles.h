@@ -540,7 +540,7 @@ else. `row0`, `row1` and `part` mean:
 | merge | attention output | 0 | attention partials (all chunks) of its heads | attention output rows |
 
 Attention comes in two kinds, and a plan uses one of them throughout. In **two passes**, its form is chosen by the context and by nothing
-else. Above `fused_context` a scores tile and a values tile handle each chunk: of n positions, chunk c of C covers [n*c/C, n*(c+1)/C),
+else. Above `fused_context` a scores tile and a values tile handle each chunk: of n positions, chunk c of C covers `[n*c/C, n*(c+1)/C)`,
 rounded down. Up to `fused_context` the scores tile of chunk 0 does all of attention for its heads and writes attention partial 0;
 the other scores tiles and all values tiles have nothing to do, and the barrier between the two waves is skipped. The last chunk holds the
 newest position, so its scores tile writes the new K row (chunk 0 in the fused form). With a single chunk there is only the fused form, and

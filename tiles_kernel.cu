@@ -1,4 +1,4 @@
-/*: # The token loop
+/*: # One kernel for all tiles
 
 One launch decodes up to 64 tokens. Every block is a worker; it copies its tiles into shared memory, and then walks the
 plan, token after token: do the tiles of this wave, arrive, look ahead, wait. There is no scheduler in here. What a worker
