@@ -208,7 +208,7 @@ static __device__ __forceinline__ void gemv_tile(const Params &p, const Tile &t,
 
 /*: ## Tiles that don't
 
-Attention has its own file; its last loads are asked for here, and its chunk is found. Embed copies a row, `ffn_reduce` adds partial sums, and
+Attention has its own file; here its first loads are asked for and its chunk is found. Embed copies a row, `ffn_reduce` adds partial sums, and
 `final_norm` norms the whole residual in every worker and writes down its own rows of it. :*/
 //> kernel_small_tiles
 static __device__ __forceinline__ void begin_attention(const Params &p, const Tile &t,
