@@ -66,8 +66,10 @@ model_name=$(basename "$model")
 # The final program's tokens first, then the chapter's line. Without a card the kernels of a chapter are fibers: then the line is about a tiny model, and only the
 # chapters of threads run the large one.
 check_chapter() { # check_chapter chNN
-  local program=build/$1 sync=barrier shape tiny workers wrong=0 context
-  make --no-print-directory "$1" >"$log" 2>&1 || {
+  local folder=build cuda=() program sync=barrier shape tiny workers wrong=0 context
+  [ "$device" != cpu ] || folder=build/chapters-on-cpu cuda=(CUDA=no) # also where there is nvcc and no card
+  program=$folder/$1
+  make --no-print-directory B="$folder" "${cuda[@]}" "$1" >"$log" 2>&1 || {
     tail -n 20 "$log" >&2
     return 1
   }
@@ -85,6 +87,7 @@ check_chapter() { # check_chapter chNN
       "$program" "$tiny" --ids 1,2,3,4,5 -n 48 --workers $workers 2>>"$log" | head -n 1 >"$work/got"
       if [ -s "$work/want" ] && diff "$work/want" "$work/got" >>"$log"; then say "right: $shape, $workers workers: the final program's tokens"; else
         say "WRONG: $shape, $workers workers: not the final program's tokens"
+        tail -n 1 "$log" | cut -c 1-120 >&2
         wrong=1
       fi
     done
@@ -102,7 +105,8 @@ check_chapter() { # check_chapter chNN
   }
   for context in 1 4096; do
     [ $context -eq 1 ] || [ "$model" != "$work/tiny-llama" ] || continue
-    "$program" "$model" --ctx $context --runs 5 | sed "1d; s/^/context $context, /" || return 1
+    "$program" "$model" --ctx $context --runs 5 >"$work/got" || return 1
+    sed "1d; s/^/context $context, /" "$work/got"
   done
 }
 if [[ $stage =~ ^ch[0-9][0-9]$ ]]; then

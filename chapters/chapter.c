@@ -94,7 +94,9 @@ static int open_session(const Options *o, Session *s, Error *e) {
     return fail(e, EXIT_USAGE, "%u positions, the model knows %d", positions, shape.max_context);
   s->first = context - o->ids;
   int device = chapter.cpu || gpu_count() == 0 ? -1 : 0;
-  if (device < 0 && !chapter.cpu) return fail(e, EXIT_FAIL, "%s: %s", chapter.name, gpu_why_none());
+  if (device < 0 && !chapter.cpu)
+    return fail(e, EXIT_FAIL, "%s; make B=build/fibers CUDA=no %s runs the kernels without a card",
+                gpu_why_none(), chapter.name);
   Target t = {.name = "this-cpu", .kind = "cpu", .threads = 1, .fused_context = 256};
   t.workers = o->workers ? (uint32_t)o->workers : cpu_count();
   if (device >= 0 && gpu_target(device, (uint32_t)o->workers, &t, e) != 0) return -1;
