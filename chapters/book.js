@@ -23,7 +23,7 @@
   document.body.append(status);
 
   for (const listing of document.querySelectorAll('.listing')) {
-    const name = listing.querySelector('.file').textContent;
+    const name = (listing.querySelector('.file') || document.querySelector('h1')).textContent;
     const button = make('button', { className: 'copy', type: 'button', textContent: 'copy' });
     button.setAttribute('aria-label', `copy this listing of ${name}`);
     button.addEventListener('click', async () => {
