@@ -158,7 +158,7 @@ $(CHAPTERS:%=ch%): ch%: $(B)/ch%
 
 CHAPTER_MAIN   := $(B)/chapters/chapter.o
 CHAPTER_GRID   := $(if $(filter yes,$(CUDA)),$(KERNELS),$(B)/chapters/fibers.o)
-chapter_object  = $(addprefix $(B)/,$(addsuffix .o,$(basename $(filter-out %-wrong%,$(wildcard chapters/$1-*.c chapters/$1-*.cu)))))
+chapter_object  = $(addprefix $(B)/,$(addsuffix .o,$(basename $(foreach f,$(wildcard chapters/$1-*.c chapters/$1-*.cu),$(if $(findstring -wrong-,$f),,$f)))))
 
 $(foreach c,$(CHAPTERS),$(eval $(B)/ch$c: $(call chapter_object,$c)))
 $(B)/ch01 $(B)/ch02: $(KERNELS)
