@@ -106,6 +106,11 @@ function M.figure(here, state, image, line)
         attributes = attributes:gsub('%s+role="[^"]*"', ''):gsub('%s+aria%-%w+="[^"]*"', '')
         return ('<svg role="img" aria-label="%s"%s>'):format(escape(alt), attributes)
       end, 1)
+    -- A figure may stand in two chapters, and both on the whole book's page: its ids are the chapter's own.
+    for own in svg:gmatch('%sid="([^"]+)"') do
+      local plain, new = own:gsub('%p', '%%%0'), own .. '-' .. prefix(state.chapter)
+      svg = svg:gsub('(%sid=")' .. plain .. '"', '%1' .. new .. '"'):gsub('#' .. plain .. '%f[^%w_-]', '#' .. new)
+    end
     drawn = { raw('<div class="drawn">' .. svg .. '</div>') }
   end
   local out = pandoc.List { raw '<figure class="drawing">' }

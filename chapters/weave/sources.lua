@@ -48,6 +48,7 @@ local function source(name)
       end
     elseif opens then
       f.kind[n] = 'mark'
+      if region then region.last = n - 1 end
       if region then M.fault(name, n, ('region %s begins inside region %s: regions do not nest'):format(opens, region.name)) end
       if M.regions[opens] then
         M.fault(name, n, ('region %s exists already: %s:%d'):format(opens, M.regions[opens].file.name, M.regions[opens].first - 1))
