@@ -49,7 +49,6 @@ probe() { # probe build|run|test|book
   case $1 in book | test)
     tool pandoc pandoc
     tool gnuplot gnuplot-nox
-    want epubcheck epubcheck --version
     tool chromium chromium
     ;;
   esac
@@ -57,6 +56,7 @@ probe() { # probe build|run|test|book
   want python3-pip python3 -m pip --version
   want ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
   [ "$1" = run ] && return
+  want epubcheck epubcheck_runs
   want libcmocka-dev compiles_cmocka
   want g++ compiles_cxx
   tool clang clang
@@ -67,6 +67,7 @@ probe() { # probe build|run|test|book
   tool shellcheck shellcheck
   tool git git
 }
+epubcheck_runs() { java -jar "$(readlink -f "$(command -v epubcheck)")" --version; }
 compiles_pcre2() {
   [ "$cc" != none ] &&
     printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' | $cc -x c -fsyntax-only -
