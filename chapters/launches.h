@@ -27,7 +27,8 @@ static struct Schedule {
   uint32_t kernels;           // of the last token
   std::vector<void *> kernel; // those that may have all of the shared memory
   bool tracing;
-  cudaGraphExec_t graph[2][2]; // [logits wanted][tracing]
+  cudaGraphExec_t graph[2][2];  // [logits wanted][tracing]
+  uint32_t graph_kernels[2][2]; // 0: not launched yet
 } schedule;
 enum { STAMPED = 4096 };
 
@@ -121,8 +122,8 @@ static int schedule_traced(double *busy_us, double *idle_us, Error *e) {
 
 /*: ### Plain, or as a graph
 
-Plain, the host makes every launch of every token. With a graph it makes them once, while the stream only writes them down; from then on a token is one
-call, and the card knows all launches beforehand. :*/
+Plain, the host makes every launch of every token. With a graph it makes them once more after the first token, while the stream only writes them down; from then on a
+token is one call, and the card knows all launches beforehand. The first token is launched plainly, because that loads the kernels, which a capture may not. :*/
 //> launches_graph
 // What one token launches: the chapter's.
 static cudaError_t launch_token(const Token &t, const Plan &plan);
@@ -161,14 +162,15 @@ static cudaError_t run_schedule(const Plan &plan, DType type, uint32_t shared, c
   p.trace = s.tracing ? s.stamps : nullptr;
   const Token t = {p, type, shared, stream, request.first_logits == 0};
   s.kernels = 0;
-  if (!as_graph) return launch_token(t, plan);
-  static uint32_t kernels[2][2];
+  uint32_t &kernels = s.graph_kernels[t.logits][s.tracing];
   cudaGraphExec_t &graph = s.graph[t.logits][s.tracing];
-  if (!graph) {
-    LAUNCH(capture(t, plan, &graph));
-    kernels[t.logits][s.tracing] = s.kernels;
+  if (!as_graph || !kernels) {
+    LAUNCH(launch_token(t, plan));
+    kernels = s.kernels;
+    return cudaSuccess;
   }
-  s.kernels = kernels[t.logits][s.tracing];
+  if (!graph) LAUNCH(capture(t, plan, &graph));
+  s.kernels = kernels;
   return cudaGraphLaunch(graph, stream);
 }
 //< launches_graph
