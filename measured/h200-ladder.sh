@@ -20,7 +20,7 @@ head_of() { # head_of COMMAND: what every table begins with
   card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1 | sed 's/, /, driver /')
   printf '# device\t%s, CUDA %s\n' "$card" "$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
   printf '# date\t%s\n# command\t%s\n' "$(date +%F)" "$1"
-  if [ -e chapters/source.sh ]; then printf '# source\t%s\n' "$(sh chapters/source.sh gpu)"; else
+  if [ -e chapters/source.sh ]; then printf '# source\t%s\n' "$(sh chapters/source.sh ladder)"; else
     printf '# source\t%s\n' "$(cat ./*.c ./*.h ./*.cu ./*.cuh | sha256sum | cut -c 1-16)"
   fi
 }
