@@ -1,6 +1,6 @@
 /*: ## The same launches as a graph
 
-Not a kernel is different. What changes is when the host says what is to be launched: once, before the second token, and not before each. :*/
+Not a kernel is different. What changes is when the host says what is to be launched: once, and not before each token. :*/
 #define OPERATIONS_AS_GRAPH
 #include "chapters/03-kernel-per-operation.cu"
 

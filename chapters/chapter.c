@@ -197,8 +197,8 @@ static double read_gbs(Session *s) {
 // ms: [runs]
 static int measure(Session *s, const Options *o, Run *r, Run *again, double *ms, Times *t,
                    Error *e) {
-  // The first token touches every page and loads the kernels, the second captures a graph.
-  if (decode(s, o, o->tokens < 2 ? 1 : 2, again, e) != 0) return -1;
+  // The first token touches every page, captures graphs and loads kernels.
+  if (decode(s, o, 1, again, e) != 0) return -1;
   double before = read_gbs(s);
   for (long i = 0; i < o->runs; i++) {
     Run *now = i ? again : r;

@@ -27,8 +27,7 @@ static struct Schedule {
   uint32_t kernels;           // of the last token
   std::vector<void *> kernel; // those that may have all of the shared memory
   bool tracing;
-  cudaGraphExec_t graph[2][2];  // [logits wanted][tracing]
-  uint32_t graph_kernels[2][2]; // 0: not launched yet
+  cudaGraphExec_t graph[2][2]; // [logits wanted][tracing]
 } schedule;
 enum { STAMPED = 4096 };
 
@@ -122,14 +121,17 @@ static int schedule_traced(double *busy_us, double *idle_us, Error *e) {
 
 /*: ### Plain, or as a graph
 
-Plain, the host makes every launch of every token. With a graph it makes them once more after the first token, while the stream only writes them down; from then on a
-token is one call, and the card knows all launches beforehand. The first token is launched plainly, because that loads the kernels, which a capture may not. :*/
+Plain, the host makes every launch of every token. With a graph it makes them once while the stream only writes them down; from then on a token is one call, and the card
+knows all launches beforehand. Before that the token is launched plainly, which loads the kernels: the middle of a capture is no place for that. Doing one token twice changes
+nothing, because it begins with its embedding. :*/
 //> launches_graph
 // What one token launches: the chapter's.
 static cudaError_t launch_token(const Token &t, const Plan &plan);
 
 static cudaError_t capture(const Token &t, const Plan &plan, cudaGraphExec_t *out) {
   cudaGraph_t graph;
+  LAUNCH(launch_token(t, plan));
+  schedule.kernels = 0;
   LAUNCH(cudaStreamBeginCapture(t.stream, cudaStreamCaptureModeGlobal));
   cudaError_t launched = launch_token(t, plan), ended = cudaStreamEndCapture(t.stream, &graph);
   LAUNCH(launched);
@@ -162,15 +164,14 @@ static cudaError_t run_schedule(const Plan &plan, DType type, uint32_t shared, c
   p.trace = s.tracing ? s.stamps : nullptr;
   const Token t = {p, type, shared, stream, request.first_logits == 0};
   s.kernels = 0;
-  uint32_t &kernels = s.graph_kernels[t.logits][s.tracing];
+  if (!as_graph) return launch_token(t, plan);
+  static uint32_t kernels[2][2];
   cudaGraphExec_t &graph = s.graph[t.logits][s.tracing];
-  if (!as_graph || !kernels) {
-    LAUNCH(launch_token(t, plan));
-    kernels = s.kernels;
-    return cudaSuccess;
+  if (!graph) {
+    LAUNCH(capture(t, plan, &graph));
+    kernels[t.logits][s.tracing] = s.kernels;
   }
-  if (!graph) LAUNCH(capture(t, plan, &graph));
-  s.kernels = kernels;
+  s.kernels = kernels[t.logits][s.tracing];
   return cudaGraphLaunch(graph, stream);
 }
 //< launches_graph
