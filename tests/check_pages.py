@@ -195,14 +195,15 @@ class Browser:
         self.folder.cleanup()
 
 
-OVERFLOW = """(() => {
-  const wide = document.documentElement.scrollWidth, room = innerWidth;
+# A phone zooms out where a page is too wide, and innerWidth with it: so the width is the one that was asked for.
+OVERFLOW = """((room) => {
+  const wide = document.documentElement.scrollWidth;
   if (wide <= room) return [];
   const scrolls = (e) => { for (e = e.parentElement; e && e !== document.body; e = e.parentElement)
     if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(e).overflowX)) return true; return false; };
   const guilty = [...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > room + 1 && !scrolls(e));
   return [`${wide} pixels in ${room}: ` + guilty.slice(0, 3).map((e) => e.outerHTML.slice(0, 80)).join(' | ')];
-})()"""
+})"""
 
 FORM = """(() => {
   const say = [], name = (e) => (e.getAttribute('aria-label') || e.textContent || '').trim();
@@ -318,7 +319,7 @@ def in_browser(folder, names, axe):
             browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
             for scheme in ("light", "dark"):
                 browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-                for what in browser.run(OVERFLOW):
+                for what in browser.run(f"{OVERFLOW}({width})"):
                     fault("overflow", name, f"{width}, {scheme}: {what}")
                 if axe_text and name != "book.html":
                     if not browser.run("typeof axe === 'object'"):

@@ -67,7 +67,7 @@ probe() { # probe build|run|test|book
   tool shellcheck shellcheck
   tool git git
 }
-epubcheck_runs() { java -jar "$(readlink -f "$(command -v epubcheck)")" --version; }
+epubcheck_runs() { java -jar "$(readlink -f "$(command -v epubcheck)")" --version | grep -q EPUBCheck; }
 compiles_pcre2() {
   [ "$cc" != none ] &&
     printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' | $cc -x c -fsyntax-only -

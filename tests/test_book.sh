@@ -137,6 +137,18 @@ planted() {
   sed -i 's,return x,/* why */  return x,; s,^#define,// a reason\n#define,' two.cuh
   weave check && ! grep -q stale "$work/said"
   result $? "a comment makes no number stale" "$work/said"
+  # The check of the pages, on a page with one of each.
+  small
+  weave pages
+  sed -i -e '/^<!--text-->/a <p style="width:60rem">wide</p><p id="contents">twice</p><p><a href="#nowhere">x</a><a href="no.html">y</a></p><img src="none.png"><h5>deep</h5>' \
+    -e '/^<!--text-->/a <p style="color:#aaa;background:#fff">pale</p><input><script>nothing.here()</script><script src="https://elsewhere.invalid/x.js"></script>' \
+    build/book/html/01-first.html
+  python3 "$root/tests/check_pages.py" build/book/html >"$work/said" 2>&1
+  for what in 'every link' 'ids are' 'nothing is fetched' 'no page scrolls' 'no errors' 'images load' 'headings go' 'images, fields' 'text has contrast'; do
+    grep -q "^not ok [0-9]* - $what" "$work/said"
+    result $? "the pages' check tells: $what" "$work/said"
+  done
+
   small
   rm chapters/solutions/01-1.patch
   DRAFT=1 weave page 01-first && grep -q '(draft)$' "$work/said"
