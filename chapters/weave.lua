@@ -92,22 +92,23 @@ local function number(here, state, code)
   return list
 end
 
--- A number's note goes behind its unit: 67 and a raised 1 would be a power.
+-- A number's note goes behind its unit, or to the end of the clause: 67 and a raised 1 would be a power.
 local function behind_the_unit(inlines)
   local out, waiting = pandoc.List(), nil
   for i, x in ipairs(inlines) do
-    local next_one = inlines[i + 1]
-    if x.t == 'Note' and i > 1 and inlines[i - 1].t == 'Span' and inlines[i - 1].classes:includes('number') and next_one
-      and (next_one.t == 'Str' or next_one.t == 'Space' and inlines[i + 2] and inlines[i + 2].t == 'Str') then
+    local before = inlines[i - 1]
+    if x.t == 'Note' and before and before.t == 'Span' and before.classes:includes('number') and inlines[i + 1] then
+      if waiting then out:insert(waiting) end
       waiting = x
     else
       out:insert(x)
-      if waiting and x.t == 'Str' then
+      if waiting and x.t == 'Str' and (x.text:find('[,.;:)]$') or numbers.is_unit(x.text)) then
         out:insert(waiting)
         waiting = nil
       end
     end
   end
+  if waiting then out:insert(waiting) end
   return out
 end
 

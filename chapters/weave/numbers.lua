@@ -173,6 +173,18 @@ end
 -- Digits with a unit, typed by hand.
 local units = { 'tokens/s', 'ms/token', 'GB/s', 'TB/s', 'MB/s', 'KB/s', 'GiB', 'MiB', 'KiB', 'TB', 'GB', 'MB', 'KB', 'kB', 'ms', 'µs', 'μs', 'us', 'ns',
   'percent', 'microseconds', 'milliseconds', 'nanoseconds', 'microsecond', 'millisecond', '%' }
+function M.is_unit(word)
+  local t = tsv('measured/given.tsv')
+  for _, row in ipairs(t.rows) do
+    local u = row[t.head.unit]
+    if u and u ~= '' and (word == u or word == u:gsub('^us', 'µs')) then return true end
+  end
+  for _, u in ipairs(units) do
+    if word == u then return true end
+  end
+  return word:find('^%u*FLOP') ~= nil
+end
+
 function M.typed(text)
   local from = 1
   while true do
