@@ -526,10 +526,10 @@ else. `row0`, `row1` and `part` mean:
 | opcode | rows `[row0, row1)` of | `part` | reads | writes |
 |---|---|---|---|---|
 | embed | hidden | 0 | the token id, the embedding's row | residual |
-| qkv | stacked Q, K, V | 0 | residual (all) | q and k rows; V rows into the cache |
-| scores | K/V heads | context chunk | q and k rows of its heads, K cache | K row into the cache; scores |
+| qkv | stacked Q, K, V | 0 | residual (all) | q, k and v rows |
+| scores | K/V heads | context chunk | q and k rows of its heads (last chunk: v rows too), K cache | K and V row into the cache (last chunk); scores |
 | values | K/V heads | context chunk | scores of its heads (all chunks), V cache | attention partial `part` |
-| attend | K/V heads | context chunk | q and k rows of its heads, K and V cache | K row into the cache; attention partial `part` |
+| attend | K/V heads | context chunk | q and k rows of its heads (last chunk: v rows too), K and V cache | K and V row into the cache (last chunk); attention partial `part` |
 | wo | hidden | 0 | attention partials (all), residual rows | residual rows |
 | ffn | intermediate | partial | residual (all) | FFN partial `part`, all of hidden |
 | ffn_reduce | hidden | 0 | FFN partials (all) of its rows, residual rows | residual rows |
@@ -543,13 +543,13 @@ Attention comes in two kinds, and a plan uses one of them throughout. In **two p
 else. Above `fused_context` a scores tile and a values tile handle each chunk: of n positions, chunk c of C covers `[n*c/C, n*(c+1)/C)`,
 rounded down. Up to `fused_context` the scores tile of chunk 0 does all of attention for its heads and writes attention partial 0;
 the other scores tiles and all values tiles have nothing to do, and the barrier between the two waves is skipped. The last chunk holds the
-newest position, so its scores tile writes the new K row (chunk 0 in the fused form). With a single chunk there is only the fused form, and
-no values wave.
+newest position, so its scores tile writes the new K and V row (chunk 0 in the fused form; a CPU's qkv tile writes V rows itself, which no plan
+may count on). With a single chunk there is only the fused form, and no values wave.
 
 In **one pass**, an attend tile does its chunk's scores, exponentials and weighted values at once, relative to its chunk's own
 largest score, and Wo brings the partials to one scale when it adds them. So one wave and one barrier fewer. Of n positions
 min(chunks, ceil(n / fused_context)) chunks are in use: that many attend tiles a K/V head have work, the last of them writes the new K
-row, and Wo reads that many partials. All barriers are ALWAYS. :*/
+and V row, and Wo reads that many partials. All barriers are ALWAYS. :*/
 //> plan
 typedef enum Op {
   OP_EMBED,

@@ -32,8 +32,8 @@ skipped, and all tokens have the same epochs.
 | buffer | one element is | a new version is written by | and read by |
 |---|---|---|---|
 | residual | a row | embed; wo; ffn_reduce or down | qkv, ffn, gate_up, final_norm: all of it; wo, ffn_reduce, down: their own rows |
-| q, k, v | a row | qkv | scores, attend: q and k rows of its heads |
-| newest K row | a K/V head | scores or attend of the last chunk | that same tile |
+| q, k, v | a row | qkv | scores, attend: q and k rows of its heads; of the last chunk the v rows too |
+| newest K and V row, in the cache | a K/V head | scores or attend of the last chunk | that same tile; values of the last chunk |
 | scores | a head and chunk | scores | values: its heads, all chunks |
 | attention partials | a head and chunk | values or attend | wo: all |
 | FFN partials | a partial | ffn | ffn_reduce: all |
@@ -41,23 +41,25 @@ skipped, and all tokens have the same epochs.
 | normed | a row | final_norm | lm_head: all |
 | candidates | a slot | lm_head | embed of the next token: all |
 
-The newest V row is written by qkv, straight into the cache, and read by the values or attend tiles
-of the last chunk. In the fused form the scores tiles of chunk 0 read q, k and the newest V row of
-their heads, write the newest K row and partial 0, and wo reads partial 0 alone. All other scores
-tiles and all values tiles are idle: they neither read nor write.
+The newest K and V rows reach the cache through the scores or attend tile of the last chunk, so this
+tile reads the v rows of its heads too, though only values needs them. (A CPU's qkv tile puts V rows
+into the cache itself. What is in time for the tile of the last chunk is in time for that as well.) In
+the fused form chunk 0 is the last: its scores tiles read q, k and v rows of their heads, write the
+newest rows and partial 0, and wo reads partial 0 alone. All other scores tiles and all values tiles
+are idle: they neither read nor write.
 
 **Chunks in use.** In one pass the position decides how many chunks are in use, from one to all of
 them, so there are as many cases as chunks. With `k` in use, attend tiles of part `k` and above are
 idle, the *last chunk* is part `k - 1`, and wo reads the first `k` partials. We need not go through
 the cases; one case, stricter than all of them, is enough: *all chunks in use, and every attend tile
-also reads the newest V row of its heads.*
+also reads the v rows of its heads.*
 
 - It is enough. With `k` in use the tiles that run, and all that they read and write, are some of
   those of the strict case, in the same epochs; and "written once" is asked of each part by itself,
-  so for any `k` the first `k` partials of a head are written once each, and its newest K row once,
+  so for any `k` the first `k` partials of a head are written once each, and its newest rows once,
   by the tile of part `k - 1`.
 - It asks for no more than the cases do together. All chunks are in use in case `k = chunks`, and an
-  attend tile of part `c` does read the newest V row, in case `k = c + 1`. The fewest tokens
+  attend tile of part `c` does read the v rows, in case `k = c + 1`. The fewest tokens
   that lead to a case may be more than the model's context has; then the rule is stricter than that
   model needs, and no planner has a reason to want it otherwise.
 
@@ -493,7 +495,8 @@ many tiles there are. Three kinds of edge are narrower, and each is a walk along
 - the tiles that work in place find their own rows written (two partitions of the same rows,
   merged);
 - attention finds the q, k and v rows of its heads;
-- values finds the scores of its heads.
+- values finds the scores of its heads, and with them the newest rows in the cache: the scores tile of
+  the last chunk has put them there.
 
 The same two numbers settle the other rule: *the latest* reader of a version must come before *the
 earliest* tile that writes the next version. On a plan whose reads are all in order this one cannot
@@ -565,8 +568,8 @@ static int check_read_rows(Check *c, Group readers, Group writers) {
 
 /*: For attention we note, for each K/V head, the tile that wrote its rows last. A K/V head's query
 rows are those of all query heads that share it; its K and V rows follow after all query rows. The
-tiles that read q and k are the scores or the attend tiles; the newest V row is for those of them
-that finish attention on their own, which are all attend tiles, and scores tiles in the fused form. :*/
+tiles that read q and k are the scores or the attend tiles; v rows are for those of them that may be
+the last chunk's: all attend tiles, scores tiles of the last part, and in the fused form all that are not idle. :*/
 //> heads
 static void note_writer(const Check *c, uint32_t *writer, uint32_t tile, uint32_t row0,
                         uint32_t row1, uint32_t base, uint32_t rows_per_head) {
@@ -604,9 +607,10 @@ static int check_attention(Check *c, uint32_t layer) {
     uint32_t i = scores.list[k];
     const Tile *t = &p->tile[i];
     if (idle(c, t)) continue;
+    bool newest = whole || t->part == p->chunks - 1;
     for (uint32_t h = t->row0; h < t->row1; h++)
       if (check_read(c, i, c->qk_writer[h], "q and k rows") != 0 ||
-          (whole && check_read(c, i, c->v_writer[h], "newest V row") != 0))
+          (newest && check_read(c, i, c->v_writer[h], "newest V row") != 0))
         return -1;
     note_writer(c, c->scored, i, t->row0, t->row1, 0, 1);
   }
@@ -616,9 +620,7 @@ static int check_attention(Check *c, uint32_t layer) {
     uint32_t i = values.list[k];
     const Tile *t = &p->tile[i];
     for (uint32_t h = t->row0; h < t->row1; h++)
-      if (check_read(c, i, c->scored[h], "scores") != 0 ||
-          (t->part == p->chunks - 1 && check_read(c, i, c->v_writer[h], "newest V row") != 0))
-        return -1;
+      if (check_read(c, i, c->scored[h], "scores") != 0) return -1;
   }
   return 0;
 }

@@ -37,9 +37,8 @@ typedef struct Buffer {
 
 enum {
   RESIDUAL,
-  QKV_ROWS, // q and k rows; v rows lie in the cache
-  V_ROWS,   // the newest row of every layer's V cache, for two positions
-  K_ROWS,   // the same for K, one element a head
+  QKV_ROWS, // q, k and v rows
+  CACHE,    // the newest K and V row of every layer, for two positions, one element a head
   SCORE,    // [kv_heads][chunks]
   PARTIAL,  // [kv_heads][chunks] of attention
   FFN_ROW,  // intermediate rows that some ffn tile has taken care of
@@ -101,8 +100,7 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
   const long chunks = s->p->chunks, parts = s->p->ffn_parts, l = t->layer;
   const long row0 = t->row0, row1 = t->row1, part = t->part;
   const long k_row = h->heads * dim, v_row = k_row + kv * dim; // first k and v row
-  const long v_home = (s->token * L + l) * kv * dim; // where this layer's newest V row lies
-  const long k_home = (s->token * L + l) * kv;
+  const long home = (s->token * L + l) * kv;                   // where this layer's newest rows lie
   const long in_use = s->in_use[s->token], last_chunk = in_use - 1;
 
   switch (t->op) {
@@ -120,10 +118,7 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
     if (reading)
       for (long r = 0; r < h->hidden; r++) read_element(s, RESIDUAL, r, 2 * l, i);
     else
-      for (long r = row0; r < row1; r++) {
-        if (r < v_row) write_element(s, QKV_ROWS, r, l, i);
-        else write_element(s, V_ROWS, v_home + r - v_row, 0, i);
-      }
+      for (long r = row0; r < row1; r++) write_element(s, QKV_ROWS, r, l, i);
     break;
   case OP_SCORES:
     if (part >= in_use) break;
@@ -132,10 +127,10 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
         for (long r = head * group * dim; r < (head + 1) * group * dim; r++)
           read_element(s, QKV_ROWS, r, l, i);
         for (long r = 0; r < dim; r++) read_element(s, QKV_ROWS, k_row + head * dim + r, l, i);
-        if (s->fused)
-          for (long r = 0; r < dim; r++) read_element(s, V_ROWS, v_home + head * dim + r, 0, i);
+        if (part == last_chunk) // the new position's
+          for (long r = 0; r < dim; r++) read_element(s, QKV_ROWS, v_row + head * dim + r, l, i);
       } else {
-        if (part == last_chunk) write_element(s, K_ROWS, k_home + head, 0, i);
+        if (part == last_chunk) write_element(s, CACHE, home + head, 0, i);
         if (s->fused) write_element(s, PARTIAL, head * chunks, l, i);
         else write_element(s, SCORE, head * chunks + part, l, i);
       }
@@ -146,8 +141,7 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
     for (long head = row0; head < row1; head++) {
       if (reading) {
         for (long c = 0; c < chunks; c++) read_element(s, SCORE, head * chunks + c, l, i);
-        if (part == last_chunk)
-          for (long r = 0; r < dim; r++) read_element(s, V_ROWS, v_home + head * dim + r, 0, i);
+        if (part == last_chunk) read_element(s, CACHE, home + head, 0, i);
       } else write_element(s, PARTIAL, head * chunks + part, l, i);
     }
     break;
@@ -159,9 +153,9 @@ static void play_tile(Play *s, uint32_t i, bool reading) {
           read_element(s, QKV_ROWS, r, l, i);
         for (long r = 0; r < dim; r++) read_element(s, QKV_ROWS, k_row + head * dim + r, l, i);
         if (part == last_chunk)
-          for (long r = 0; r < dim; r++) read_element(s, V_ROWS, v_home + head * dim + r, 0, i);
+          for (long r = 0; r < dim; r++) read_element(s, QKV_ROWS, v_row + head * dim + r, l, i);
       } else {
-        if (part == last_chunk) write_element(s, K_ROWS, k_home + head, 0, i);
+        if (part == last_chunk) write_element(s, CACHE, home + head, 0, i);
         write_element(s, PARTIAL, head * chunks + part, l, i);
       }
     }
@@ -239,9 +233,8 @@ static const char *play(const Plan *p, bool fused, long first, long second) {
   const long L = h->layers, kv = h->kv_heads, dim = h->head_dim;
   const long n[BUFFERS] = {
       [RESIDUAL] = h->hidden,
-      [QKV_ROWS] = (h->heads + kv) * dim,
-      [V_ROWS] = 2 * L * kv * dim,
-      [K_ROWS] = 2 * L * kv,
+      [QKV_ROWS] = (h->heads + 2 * kv) * dim,
+      [CACHE] = 2 * L * kv,
       [SCORE] = p->one_pass ? 0 : kv * p->chunks,
       [PARTIAL] = kv * p->chunks,
       [FFN_ROW] = p->ffn_parts ? h->inter : 0,
@@ -252,9 +245,8 @@ static const char *play(const Plan *p, bool fused, long first, long second) {
       [LOGIT] = h->vocab,
   };
   const long versions[BUFFERS] = {
-      [RESIDUAL] = 2 * L + 1, [QKV_ROWS] = L, [V_ROWS] = 1,
-      [K_ROWS] = 1,           [SCORE] = L,    [PARTIAL] = L,
-      [FFN_ROW] = L,          [FFN_SUM] = L,  [ACTIVATION] = L,
+      [RESIDUAL] = 2 * L + 1, [QKV_ROWS] = L, [CACHE] = 1,   [SCORE] = L,
+      [PARTIAL] = L,          [FFN_ROW] = L,  [FFN_SUM] = L, [ACTIVATION] = L,
       [NORMED] = 1,           [SLOT] = 1,     [LOGIT] = 1,
   };
   Play s = {.p = p, .fused = fused, .in_use = {first, second}};
@@ -264,7 +256,7 @@ static const char *play(const Plan *p, bool fused, long first, long second) {
     for (long j = 0; j < n[b]; j++)
       s.buffer[b].e[j] = (Element){.version = -1, .read_in = -1, .written_in = -1};
   }
-  // V and K rows of token 1 are other elements, so their version 0 is version 1 of the buffer: expected so
+  // Cached rows of token 1 are other elements, so their version 0 is version 1 of the buffer: expected so
   // by read_element, which multiplies by the token.
   for (s.token = 0; s.token < 2; s.token++) {
     for (uint32_t w = 0; w < p->wave_count;) {
@@ -277,9 +269,8 @@ static const char *play(const Plan *p, bool fused, long first, long second) {
     }
   }
   for (int b = 0; b < BUFFERS; b++) {
-    bool per_token = b == V_ROWS || b == K_ROWS;
     for (long j = 0; j < n[b]; j++) {
-      long want = per_token ? 1 : 2 * versions[b];
+      long want = b == CACHE ? 1 : 2 * versions[b];
       if (b == SCORE && fused) want = 0;
       if (b == PARTIAL) want = L * ((j % p->chunks < first) + (j % p->chunks < second));
       if (s.buffer[b].e[j].writes != want) wrong(&s, "not written once a version");
