@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 root=$PWD
 work=$(mktemp -d "${TMPDIR:-/tmp}/tiles book.XXXXXX") # a space in the path
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "${work// /-}"' EXIT
 
 #> book-helpers
 n=0 failed=0
@@ -160,8 +160,8 @@ planted() {
 # The book itself, from a copy.
 whole() {
   unset BOOK
-  local copy=$work/whole
-  mkdir "$copy"
+  local copy=${work// /-}/whole
+  mkdir -p "$copy"
   git ls-files -z -co --exclude-standard | xargs -0 cp --parents -t "$copy" 2>/dev/null
   cd "$copy" || exit 1
   local began=$SECONDS
