@@ -17,52 +17,82 @@ the next beginning is the barrier. In between, the wave's bytes at the streaming
 So a worker that is late counts against its wave, and not against the barrier: the wave ends when the *last* has done its tiles. What the barrier is charged is only the time from there
 until the first worker moves again.
 
-With hand-offs of data nobody waits for everybody. A worker then begins a wave when its part of the vector has arrived, and the first may begin before the last has ended the
-wave before: the difference is negative where waves overlap, and the parts still add up. A worker without a tile leaves zeros. :*/
+With hand-offs of data nobody waits for everybody. A worker begins a tile when its part of the vector has arrived (a merge tile, when the worker comes to it), and the first may begin before
+the last has ended the wave before. Such an overlap belongs to the wave before: a wave's time begins with its first worker, but not before all earlier waves have ended. What is left between
+the two is the **hand-off**: the last worker's values on their way to the first that uses them. It is never negative, and the parts still add up. Workers without a tile leave zeros, and those
+whose chunk is not in use begin and end a tile without waiting for anybody; neither says anything about a wave. :*/
 //> trace_waves
 typedef struct WaveTime {
   double begin, end, next; // us from the token's begin
   double busy, work;       // longest and mean work of a worker
+  uint32_t workers;        // that had something to do
 } WaveTime;
 
-// ns: [workers, waves + 1, 2]
-static void wave_times(const Plan *p, const uint64_t *ns, WaveTime *out) {
-  size_t row = 2 * ((size_t)p->wave_count + 1);
+// Of a worker in a wave, when it began and when it ended. ns: [workers, waves + 1, 2]
+static const uint64_t *moments(const Plan *p, const uint64_t *ns, uint32_t worker, uint32_t wave) {
+  return ns + 2 * (worker * ((size_t)p->wave_count + 1) + wave);
+}
+
+static uint64_t token_begin(const Plan *p, const uint64_t *ns) {
   uint64_t zero = UINT64_MAX;
   for (uint32_t w = 0; w < p->workers; w++)
-    if (ns[w * row] && ns[w * row] < zero) zero = ns[w * row];
-  for (uint32_t i = 0; i <= p->wave_count; i++) {
-    uint64_t begin = UINT64_MAX, end = 0;
-    double work = 0, busy = 0;
-    for (uint32_t w = 0; w < p->workers; w++) {
-      const uint64_t *t = ns + w * row + 2 * (size_t)i;
-      if (!t[0]) continue; // without a tile, with hand-offs of data
-      if (t[0] < begin) begin = t[0];
-      if (i == p->wave_count) continue;
-      if (t[1] > end) end = t[1];
-      double us = (double)(t[1] - t[0]) / 1e3;
-      work += us / p->workers;
-      if (us > busy) busy = us;
+    for (uint32_t i = 0; i < p->wave_count; i++) {
+      uint64_t at = moments(p, ns, w, i)[0];
+      if (at && at < zero) zero = at;
     }
-    // A wave in which nobody had anything to do takes no time.
-    double at = begin != UINT64_MAX ? (double)(begin - zero) / 1e3 : i ? out[i - 1].end : 0;
-    if (begin == UINT64_MAX) end = 0;
-    if (i) out[i - 1].next = at;
-    if (i < p->wave_count)
-      out[i] = (WaveTime){
-          .begin = at, .end = end ? (double)(end - zero) / 1e3 : at, .busy = busy, .work = work};
+  return zero;
+}
+
+// With hand-offs of data and so many chunks in use.
+static bool idle(const Tile *t, uint32_t chunks) {
+  return (t->op == OP_ATTEND && t->part >= chunks) || (t->op == OP_MERGE && chunks == 1);
+}
+
+// out: [waves + 1] of zeros; the last is the end of the token.
+static void wave_times(const Plan *p, uint32_t context, const uint64_t *ns, WaveTime *out) {
+  const uint32_t waves = p->wave_count, chunks = plan_chunks_in_use(p, context);
+  const bool data = p->sync == SYNC_DATA;
+  const uint64_t zero = token_begin(p, ns);
+  for (uint32_t w = 0; w < p->workers; w++) {
+    uint32_t k = p->first[w];
+    for (uint32_t i = 0; i <= waves; i++) {
+      bool works = !data || i == waves;
+      for (; k < p->first[w + 1] && p->tile[k].wave == i; k++)
+        works = works || !idle(&p->tile[k], chunks);
+      const uint64_t *at = moments(p, ns, w, i);
+      if (!works || !at[0]) continue;
+      WaveTime *t = &out[i];
+      double begin = (double)(at[0] - zero) / 1e3;
+      if (!t->workers++ || begin < t->begin) t->begin = begin;
+      if (i == waves) continue;
+      double us = (double)(at[1] - at[0]) / 1e3, end = (double)(at[1] - zero) / 1e3;
+      if (end > t->end) t->end = end;
+      if (us > t->busy) t->busy = us;
+      t->work += us / p->workers;
+    }
+  }
+  double done = 0; // the end of all waves so far
+  for (uint32_t i = 0; i <= waves; i++) {
+    WaveTime *t = &out[i];
+    if ((data && t->begin < done) || (i == waves && !t->workers)) t->begin = done;
+    if (data && t->end < t->begin) t->end = t->begin;
+    if (t->workers) done = t->end;
+  }
+  for (uint32_t i = waves; i-- > 0;) {
+    if (!out[i].workers) out[i].begin = out[i].end = out[i + 1].begin; // takes no time
+    out[i].next = out[i + 1].begin;
   }
 }
 //< trace_waves
 
 /*: ## The account
 
-Two sums over the same waves. By opcode: time, ideal, and the barriers that followed. By kind of loss: the ideal; what the waves of weights took beyond it; the
-barriers; attention, which reads little or at a low rate; and the small operations, whose bytes are below [64 KB]{.fact} a wave. A GEMV that streams at half the rate and one that waits for half its
+Two sums over the same waves. By opcode: time, ideal, and the barriers that followed, or the hand-offs. By kind of loss: the ideal; what the waves of weights took beyond it; the
+barriers or hand-offs; attention with the merging of its chunks, which reads little or at a low rate; and the small operations, whose bytes are below [64 KB]{.fact} a wave. A GEMV that streams at half the rate and one that waits for half its
 time look alike here; the plan says which waves have the bytes, and the Chrome trace below which workers were late. :*/
 //> trace_account
 void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint64_t *ns, FILE *f) {
-  WaveTime *t = calloc(p->wave_count, sizeof *t);
+  WaveTime *t = calloc(p->wave_count + 1, sizeof *t);
   WaveCost *cost = calloc(p->wave_count, sizeof *cost);
   if (!t || !cost) {
     free(t);
@@ -71,7 +101,7 @@ void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint6
   }
   PlanCost all;
   plan_cost(p, context, &all, cost);
-  wave_times(p, ns, t);
+  wave_times(p, context, ns, t);
   struct {
     uint32_t waves;
     double bytes, us, ideal, barrier;
@@ -88,7 +118,7 @@ void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint6
     op[k].barrier += t[i].next - t[i].end;
     ideal += best;
     barrier += t[i].next - t[i].end;
-    if (k == OP_SCORES || k == OP_VALUES || k == OP_ATTEND) attention += us - best;
+    if (k == OP_SCORES || k == OP_VALUES || k == OP_ATTEND || k == OP_MERGE) attention += us - best;
     else if (cost[i].bytes > 65536) gemv += us - best;
     else small += us - best;
   }
@@ -96,9 +126,10 @@ void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint6
   for (int k = 0; k < OP_COUNT; k++)
     if (op[k].waves)
       fprintf(f, "%s\t%u\t%.0f\t%.2f\t%.2f\t%.0f\t%.2f\n", op_name(k), op[k].waves, op[k].bytes,
-              op[k].us, op[k].ideal, op[k].bytes / op[k].us / 1e3, op[k].barrier);
-  fprintf(f, "ideal streaming\t\t\t%.2f\nGEMV below it\t\t\t%.2f\nbarriers\t\t\t%.2f\n", ideal,
-          gemv, barrier);
+              op[k].us, op[k].ideal, op[k].us > 0 ? op[k].bytes / op[k].us / 1e3 : 0,
+              op[k].barrier);
+  fprintf(f, "ideal streaming\t\t\t%.2f\nGEMV below it\t\t\t%.2f\n%s\t\t\t%.2f\n", ideal, gemv,
+          p->sync == SYNC_DATA ? "hand-offs" : "barriers", barrier);
   fprintf(f, "attention\t\t\t%.2f\nsmall operations\t\t\t%.2f\ntoken\t\t\t%.2f\n", attention, small,
           total);
   free(t);
@@ -108,26 +139,27 @@ void trace_account(const Plan *p, uint32_t context, double read_gbs, const uint6
 
 /*: ## For a viewer
 
-The trace-event format of Chrome and Perfetto: a process for the card, a thread for each worker, a slice for each wave's work. :*/
+The trace-event format of Chrome and Perfetto: a process for the card, a thread for each worker, a slice for each wave's work. A wave in which a worker
+has no tile is no slice. :*/
 //> trace_chrome
 void trace_chrome(const Plan *p, uint32_t context, const uint64_t *ns, FILE *f) {
   WaveCost *cost = calloc(p->wave_count, sizeof *cost);
   if (!cost) return;
   PlanCost all;
   plan_cost(p, context, &all, cost);
-  size_t row = 2 * ((size_t)p->wave_count + 1);
-  uint64_t zero = UINT64_MAX;
-  for (uint32_t w = 0; w < p->workers; w++)
-    if (ns[w * row] < zero) zero = ns[w * row];
+  const uint64_t zero = token_begin(p, ns);
+  const char *comma = "";
   fputs("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n", f);
   for (uint32_t w = 0; w < p->workers; w++)
     for (uint32_t i = 0; i < p->wave_count; i++) {
-      const uint64_t *t = ns + w * row + 2 * (size_t)i;
+      const uint64_t *t = moments(p, ns, w, i);
+      if (!t[0]) continue;
       fprintf(f,
               "%s{\"name\":\"%s\",\"cat\":\"wave\",\"ph\":\"X\",\"pid\":0,\"tid\":%u,\"ts\":%.3f,"
               "\"dur\":%.3f,\"args\":{\"wave\":%u,\"layer\":%u}}",
-              w || i ? ",\n" : "", op_name((int)cost[i].op), w, (double)(t[0] - zero) / 1e3,
+              comma, op_name((int)cost[i].op), w, (double)(t[0] - zero) / 1e3,
               (double)(t[1] - t[0]) / 1e3, i, cost[i].layer);
+      comma = ",\n";
     }
   fputs("\n]}\n", f);
   free(cost);
