@@ -24,7 +24,7 @@ command is refused, not ignored. :*/
 typedef struct Options {
   const char *model; // the one argument without a dash
   const char *prompt, *file, *ids, *target, *output, *device, *contexts, *ffn, *sync;
-  long n, context, workers, seed, runs;
+  long n, context, workers, seed, runs, smem;
   bool chat, explain, tsv, decode, no_special, all, sweep, help;
 } Options;
 
@@ -36,13 +36,29 @@ typedef struct Command {
   bool argument; // needs MODEL
 } Command;
 
-static const struct option long_options[] = {
-    {"ids", 1, 0, 'i'},    {"chat", 0, 0, 'c'},   {"ctx", 1, 0, 'x'},        {"workers", 1, 0, 'w'},
-    {"device", 1, 0, 'd'}, {"target", 1, 0, 't'}, {"context", 1, 0, 'x'},    {"explain", 0, 0, 'e'},
-    {"tsv", 0, 0, 'v'},    {"decode", 0, 0, 'D'}, {"no-special", 0, 0, 'S'}, {"seed", 1, 0, 's'},
-    {"runs", 1, 0, 'r'},   {"ffn", 1, 0, 'F'},    {"all", 0, 0, 'a'},        {"sweep", 0, 0, 'W'},
-    {"help", 0, 0, 'h'},   {"prompt", 1, 0, 'p'}, {"file", 1, 0, 'f'},       {"output", 1, 0, 'o'},
-    {"sync", 1, 0, 'Y'},   {0, 0, 0, 0}};
+static const struct option long_options[] = {{"ids", 1, 0, 'i'},
+                                             {"chat", 0, 0, 'c'},
+                                             {"ctx", 1, 0, 'x'},
+                                             {"workers", 1, 0, 'w'},
+                                             {"device", 1, 0, 'd'},
+                                             {"target", 1, 0, 't'},
+                                             {"context", 1, 0, 'x'},
+                                             {"explain", 0, 0, 'e'},
+                                             {"tsv", 0, 0, 'v'},
+                                             {"decode", 0, 0, 'D'},
+                                             {"no-special", 0, 0, 'S'},
+                                             {"seed", 1, 0, 's'},
+                                             {"runs", 1, 0, 'r'},
+                                             {"ffn", 1, 0, 'F'},
+                                             {"all", 0, 0, 'a'},
+                                             {"sweep", 0, 0, 'W'},
+                                             {"help", 0, 0, 'h'},
+                                             {"prompt", 1, 0, 'p'},
+                                             {"file", 1, 0, 'f'},
+                                             {"output", 1, 0, 'o'},
+                                             {"sync", 1, 0, 'Y'},
+                                             {"smem", 1, 0, 'M'},
+                                             {0, 0, 0, 0}};
 
 static int number(const char *what, const char *text, long least, long most, long *out, Error *e) {
   char *end;
@@ -96,6 +112,7 @@ static int parse_options(const Command *command, int argc, char **argv, Options 
     case 'r': bad = number("--runs", optarg, 1, 10000, &o->runs, e); break;
     case 'F': o->ffn = optarg; break;
     case 'Y': o->sync = optarg; break;
+    case 'M': bad = number("--smem", optarg, 1, INT32_MAX, &o->smem, e); break;
     case 'a': o->all = true; break;
     case 'W': o->sweep = true; break;
     default: break;
@@ -215,6 +232,19 @@ static int here(const Options *o, int device, Target *t, Error *e) {
   return 0;
 }
 
+// Shared memory of a block, held to what a smaller card would have.
+static int limit_shared(const Options *o, Target *t, Error *e) {
+  if (!o->smem) return 0;
+  if (strcmp(t->kind, "cuda") != 0)
+    return fail(e, EXIT_USAGE, "--smem: target %s is of kind %s; it has no shared memory", t->name,
+                t->kind);
+  if (t->shared_bytes && (uint32_t)o->smem > t->shared_bytes)
+    return fail(e, EXIT_USAGE, "--smem: %ld bytes of shared memory; %s gives a block %u", o->smem,
+                t->name, t->shared_bytes);
+  t->shared_bytes = (uint32_t)o->smem;
+  return 0;
+}
+
 // The target of the command line: a file's, or this machine's, and what the options change in it.
 static int plan_target(const Options *o, int device, Target *t, Error *e) {
   if (here(o, device, t, e) != 0) return -1;
@@ -225,7 +255,7 @@ static int plan_target(const Options *o, int device, Target *t, Error *e) {
   else if (o->sync && strcmp(o->sync, "data") == 0) t->sync = SYNC_DATA;
   else if (o->sync)
     return fail(e, EXIT_USAGE, "--sync: \"%s\" is neither barrier nor data", o->sync);
-  return 0;
+  return limit_shared(o, t, e);
 }
 
 static int session_start(Session *s, const Options *o, uint32_t context, Error *e) {
@@ -235,6 +265,9 @@ static int session_start(Session *s, const Options *o, uint32_t context, Error *
     if (o->workers && (uint32_t)o->workers != s->plan->workers)
       return fail(e, EXIT_PLAN, "%s: its plan has %u workers, --workers asks for %ld", o->model,
                   s->plan->workers, o->workers);
+    if (o->smem && (uint32_t)o->smem != s->plan->target.shared_bytes)
+      return fail(e, EXIT_PLAN, "%s: its plan is for %u bytes of shared memory, --smem says %ld",
+                  o->model, s->plan->target.shared_bytes, o->smem);
     if (choose_device(o, false, &device, e) != 0) return -1;
     if (!o->device && strcmp(s->plan->target.kind, "cpu") == 0) device = -1;
   } else {
@@ -551,13 +584,15 @@ static int command_check(const Options *o, Error *e) {
 static int command_probe(const Options *o, Error *e) {
   Target t;
   int device;
-  if (o->sweep && o->output)
-    return fail(e, EXIT_USAGE, "probe: --sweep prints its own table; no -o");
+  if (o->sweep && (o->output || o->smem))
+    return fail(e, EXIT_USAGE, "probe: --sweep prints its own table; no -o and no --smem");
   if (choose_device(o, true, &device, e) != 0) return -1;
-  if (device < 0 && o->sweep) return fail(e, EXIT_USAGE, "probe: --sweep is for a GPU");
+  if (device < 0 && (o->sweep || o->smem))
+    return fail(e, EXIT_USAGE, "probe: %s is for a GPU", o->sweep ? "--sweep" : "--smem");
   if (device >= 0 ? gpu_probe(device, (uint32_t)o->workers, o->sweep ? stdout : NULL, &t, e) != 0
                   : target_probe((uint32_t)o->workers, &t, e) != 0)
     return -1;
+  if (limit_shared(o, &t, e) != 0) return -1;
   if (o->sweep) return print(NULL, 0, e);
   if (!o->output) {
     if (target_write(&t, stdout) != 0 || print(NULL, 0, e) != 0)
@@ -698,36 +733,40 @@ static int command_trace(const Options *o, Error *e) {
 /*: ## The table of commands :*/
 //> main
 static const Command commands[] = {
-    {"run", "pfincxwdFYt",
+    {"run", "pfincxwdFYMt",
      "tiles run MODEL (-p TEXT | -f FILE | --ids LIST) [-n N] [--chat] [--ctx N] [--workers N]\n"
      "               [--device auto|cpu|cuda:N] [--ffn fused|split]\n"
-     "               [--sync barrier|data]\n"
+     "               [--sync barrier|data] [--smem BYTES]\n"
      "  Decodes up to N (256) tokens after the prompt, greedily: text on stdout, or ids with "
      "--ids.\n"
      "  MODEL is a Hugging Face folder, a GGUF file, or a package made by tiles plan -o.\n"
      "    tiles run models/SmolLM2-135M-Instruct.Q4_1.gguf --chat -p 'What is gravity?'\n",
      command_run, true},
-    {"plan", "txwFYevod",
+    {"plan", "txwFYMevod",
      "tiles plan MODEL|SHAPE [--target NAME|FILE] [--context N] [--workers N]\n"
-     "               [--ffn fused|split] [--sync barrier|data] [--explain|--tsv] [-o FILE]\n"
+     "               [--ffn fused|split] [--sync barrier|data] [--smem BYTES]\n"
+     "               [--explain|--tsv] [-o FILE]\n"
      "  Plans one token and explains the plan, or writes plan and packed weights to FILE.\n"
+     "  --smem holds a block's shared memory to BYTES: 101376 is what many smaller cards have.\n"
      "    tiles plan llama-3.2-1b --target rtx-3050 --context 4096\n",
      command_plan, true},
     {"check", "",
      "tiles check PLAN\n"
      "  Validates a package: header, plan, every rule, and the hashes of its weights.\n",
      command_check, true},
-    {"bench", "xXnrwvdFYt",
-     "tiles bench MODEL [--ctx LIST] [-n N] [--runs N] [--workers N] [--tsv]\n"
+    {"bench", "xXnrwvdFYMt",
+     "tiles bench MODEL [--ctx LIST] [-n N] [--runs N] [--workers N] [--device auto|cpu|cuda:N]\n"
+     "               [--ffn fused|split] [--sync barrier|data] [--smem BYTES] [--tsv]\n"
      "  Streaming-read rate, floor, median ms/token and share of the floor at each context.\n"
      "    tiles bench DIR --ctx 1,4096\n",
      command_bench, true},
-    {"trace", "xwodFYt",
-     "tiles trace MODEL [--ctx N] [--workers N] [--device cuda:N] [-o FILE]\n"
+    {"trace", "xwodFYMt",
+     "tiles trace MODEL [--ctx N] [--workers N] [--device cuda:N] [--ffn fused|split]\n"
+     "               [--sync barrier|data] [--smem BYTES] [-o FILE]\n"
      "  Where one token's time goes on a GPU, stage by stage; -o writes a Chrome/Perfetto trace.\n",
      command_trace, true},
-    {"probe", "wodW",
-     "tiles probe [--device auto|cpu|cuda:N] [--workers N] [--sweep | -o FILE]\n"
+    {"probe", "wodWM",
+     "tiles probe [--device auto|cpu|cuda:N] [--workers N] [--sweep | [--smem BYTES] [-o FILE]]\n"
      "  Measures this machine and prints a target for tiles plan --target FILE; with --sweep, a "
      "GPU's\n"
      "  read rate against the number of workers.\n",
@@ -737,8 +776,9 @@ static const Command commands[] = {
      "  Writes a checkpoint with seeded random weights; SHAPE may end in :f32, :bf16 or :f16.\n"
      "    tiles synth llama-3.2-1b /tmp/1b --seed 7\n",
      command_synth, true},
-    {"logits", "iowadFYtr",
-     "tiles logits MODEL --ids LIST [--all] [-o FILE] [--workers N]\n"
+    {"logits", "iowadFYMtr",
+     "tiles logits MODEL --ids LIST [--all] [-o FILE] [--workers N] [--device auto|cpu|cuda:N]\n"
+     "               [--ffn fused|split] [--sync barrier|data] [--smem BYTES]\n"
      "  The last position's logits (all positions' with --all) as 32-bit floats.\n"
      "tiles logits MODEL --ids LIST --runs N\n"
      "  The same N times over: fails unless all runs give the same bits.\n",

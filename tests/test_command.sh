@@ -448,6 +448,41 @@ try "$tiles" check data.tiles
 result $? "a package whose hand-offs are data"
 try "$tiles" run data.tiles --ids 1 --device cpu
 refuses "which no CPU plays" 4 'hand-offs are data.*sync barrier'
+# A card with little shared memory, simulated on a big one.
+try "$tiles" plan llama-3.2-1b --target h200 --smem 101376 --tsv
+[ "$rc" -eq 0 ] && [ "$(value sync)" = barrier ] && [ "$(value ring_slots)" = 0 ]
+result $? "--smem of 99 KB: barriers unasked"
+try "$tiles" plan llama-3.2-1b --target h200 --smem 101376 --sync data --tsv
+slots=$(value ring_slots) bytes=$(value slot_bytes)
+[ "$rc" -eq 0 ] && [ "$(value sync)" = data ] && within "$bytes" 4096 16384 && within "$((slots * bytes))" 8192 101376
+result $? "and with --sync data smaller slots: $slots of $bytes bytes"
+try "$tiles" plan synth --target h200 --workers 3 --sync data --smem 101376 -o small.tiles
+try "$tiles" check small.tiles
+[ "$rc" -eq 0 ] && grep -q '^valid' out
+result $? "a package for little shared memory"
+try "$tiles" run small.tiles --ids 1 --smem 101377
+refuses "whose plan is not for what --smem says" 4 'small.tiles.*101376.*101377'
+try "$tiles" plan llama-3.2-1b --target h200 --smem 30000 --sync data
+refuses "--smem below what the plan needs" 4 '30000 bytes of shared memory'
+try "$tiles" plan llama-3.2-1b --target h200 --smem 232449
+refuses "--smem above the card's" 2 'smem: 232449 .*232448'
+try "$tiles" plan llama-3.2-1b --target h200 --smem 232448 --tsv
+cp out all.tsv
+try "$tiles" plan llama-3.2-1b --target h200 --tsv
+holds "--smem of all there is changes nothing" cmp out all.tsv
+for command in "plan synth" "run synth --ids 1" "bench synth" "logits synth --ids 1 --all" "trace synth"; do
+  # shellcheck disable=SC2086 # words
+  try "$tiles" $command --device cpu --smem 101376
+  refuses "$command --smem on a CPU" 2 'smem: .*this-cpu.*kind cpu'
+done
+try "$tiles" probe --device cpu --smem 101376
+refuses "probe --smem on a CPU" 2 'smem is for a GPU'
+try "$tiles" probe --sweep --smem 101376
+refuses "probe --sweep --smem" 2 'no --smem'
+for wrong in 0 -1 x 4294967296; do
+  try "$tiles" plan synth --target h200 --smem "$wrong"
+  refuses "--smem '$wrong'" 2 '--smem'
+done
 try "$tiles" run bare.tiles --ids 1
 [ "$rc" -ne 0 ] && ! [ -s out ] && [ "$(grep -c '' err)" -eq 1 ]
 result $? "which cannot be run"
@@ -500,8 +535,8 @@ result $? "two packages written at once leave one whole file"
 try "$tiles" probe --workers 2 -o "this machine.tsv"
 [ "$rc" -eq 0 ] && grep -q $'^workers\t2$' "this machine.tsv" && grep -q $'^kind\tcpu$' "this machine.tsv"
 result $? "probe writes a target"
-try "$tiles" plan tiny-llama --target "this machine.tsv" --tsv
-[ "$rc" -eq 0 ] && within "$(value floor_ms)" 0.0000001 1000
+try "$tiles" plan smollm2-135m --target "this machine.tsv" --tsv
+[ "$rc" -eq 0 ] && within "$(value floor_ms)" 0.01 1000
 result $? "which plan reads"
 try "$tiles" bench synth --ctx 1,20 -n 4 --runs 2 --tsv
 # Where neighbours disturb every slice there is nothing to report, and it says so.
