@@ -10,7 +10,7 @@ slice whose two rates disagree by more than 8% is dropped, and the slices are so
 states where the widest step between neighbouring rates is more than 1.25. K/V bytes (a few positions) are in
 Tiles' floor and left out of llama.cpp's. llama.cpp copies its logits to the host buffer, as does Tiles.
 """
-import ctypes, datetime, hashlib, json, os, platform, statistics, struct, subprocess, sys, time
+import ctypes, datetime, json, os, platform, statistics, struct, subprocess, sys, time
 import numpy as np
 
 shape, folder = sys.argv[1], sys.argv[2]
@@ -124,8 +124,7 @@ rates = sorted(r for v in samples.values() for r, _ in v)
 cut, widest = None, 1.25
 for a, b in zip(rates, rates[1:]):
     if b / a > widest: cut, widest = (a + b) / 2, b / a
-sources = sorted(f for f in os.listdir(top) if f.endswith((".c", ".h")))
-digest = hashlib.sha256(b"".join(open(os.path.join(top, f), "rb").read() for f in sources)).hexdigest()[:16]
+digest = subprocess.check_output(["sh", os.path.join(top, "chapters", "source.sh"), "cpu"], text=True).strip()
 cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
 print("# device\t%s, %d threads" % (cpu, threads))
 print("# date\t%s" % datetime.date.today())
