@@ -159,12 +159,14 @@ step_sanitize() {
   ! awk -F '\t' '/--sync/ && !/^#/ && ($4 == "" || $5 != "yes")' "$out/h200-tape-sanitize.tsv" | grep . >&2 || complain "sanitize: no summary, or other tokens"
 }
 step_checks() {
+  local other
   (
     step_sanitize
     exit $bad
   ) &
+  other=$!
   step_parity
-  wait $! || bad=1
+  wait $other || bad=1
 }
 
 if [ "$1" = models ]; then
