@@ -155,6 +155,12 @@ __device__ __forceinline__ void tape_copy(void *shared, const void *global, uint
                                           uint64_t *b) {
   if (threadIdx.x % 32 == 0) bulk_copy(shared, global, bytes, b);
 }
+// n rows, `stride` bytes apart, close together. A lane asks for every 32nd.
+__device__ __forceinline__ void tape_copy_rows(void *shared, const uint8_t *global, uint32_t n,
+                                               uint32_t bytes, uint64_t stride, uint64_t *b) {
+  for (uint32_t r = threadIdx.x % 32; r < n; r += 32)
+    bulk_copy((char *)shared + r * bytes, global + r * stride, bytes, b);
+}
 __device__ __forceinline__ void tape_end(uint64_t *) {}
 #else
 enum : uint32_t { TAPE_FULL_ARRIVALS = 32 };
@@ -166,6 +172,11 @@ __device__ __forceinline__ void tape_copy(void *shared, const void *global, uint
                                           uint64_t *) {
   for (uint32_t at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
     copy_async((uint4 *)((char *)shared + at), (const uint4 *)((const char *)global + at));
+}
+__device__ __forceinline__ void tape_copy_rows(void *shared, const uint8_t *global, uint32_t n,
+                                               uint32_t bytes, uint64_t stride, uint64_t *b) {
+  for (uint32_t r = 0; r < n; r++)
+    tape_copy((char *)shared + r * bytes, global + r * stride, bytes, b);
 }
 // This lane arrives when all that it has copied so far is there. noinc: the arrival is one of the 32 of the phase.
 __device__ __forceinline__ void tape_end(uint64_t *b) {
@@ -217,6 +228,11 @@ __device__ __forceinline__ uint32_t load_shared_acquire(const uint32_t *p) {
 }
 __device__ __forceinline__ void add_shared_release(uint32_t *p, uint32_t n) {
   asm volatile("red.release.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n)
+               : "memory");
+}
+// For who only wants to know how far somebody is.
+__device__ __forceinline__ void add_shared(uint32_t *p, uint32_t n) {
+  asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n)
                : "memory");
 }
 __device__ __forceinline__ void store_shared_release(uint32_t *p, uint32_t v) {
@@ -301,7 +317,7 @@ struct DeviceMatrix {
   uint32_t warp_unit; // 2^16 / segments, rounded up: w / segments = w * warp_unit >> 16
   // How rows pass through a ring (tape_cut).
   uint32_t tape_rows, tape_columns, tape_blocks; // of a piece, of a block, and blocks of a row
-  uint32_t tape_whole;                           // 1: every block has 2,048 columns
+  float per_column;                              // 1 / columns, without those that only pad
 };
 
 struct Candidate {
@@ -439,36 +455,58 @@ template <DType T> __device__ __forceinline__ uint4 narrow8(const float *x) {
 // numbers (b0, b1); it gets row g's products with columns 2t and 2t + 1 added to c. Sums are in FP32.
 #ifdef __CUDACC__
 template <DType T>
-__device__ __forceinline__ void mma_rows(float (&c)[2], uint32_t a0, uint32_t a1, uint32_t b0,
-                                         uint32_t b1) {
-  float d0 = 0, d1 = 0;
+__device__ __forceinline__ void multiply_add(float (&d)[4], const uint4 &a, uint32_t b0,
+                                             uint32_t b1) {
   if (T == DT_BF16)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, "
-        "{%7,%8}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(d0), "+f"(d1)
-        : "r"(a0), "r"(0), "r"(a1), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
   else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, {%7,%8}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(d0), "+f"(d1)
-        : "r"(a0), "r"(0), "r"(a1), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+// Four 8 x 8 matrices of two-byte numbers in shared memory, turned over: lane 8 i + r says where row r of matrix i lies, and lane 4 g + t gets elements
+// 2 t and 2 t + 1 of column g of each.
+__device__ __forceinline__ void load_transposed(uint32_t (&x)[4], const uint4 *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared_address(row))
+               : "memory");
 }
 #else
 // Every lane shows the others where its operands lie; the second meeting keeps them there until all have looked.
 template <DType T>
-inline void mma_rows(float (&c)[2], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
-  const uint32_t mine[4] = {a0, a1, b0, b1}, lane = threadIdx.x % WARP;
+inline void multiply_add(float (&d)[4], const uint4 &a, uint32_t b0, uint32_t b1) {
+  const uint32_t mine[6] = {a.x, a.y, a.z, a.w, b0, b1}, lane = threadIdx.x % WARP;
   fiber::warp_meet("mma", 0xffffffffu, (uint64_t)(uintptr_t)mine, lane, false);
   const fiber::Fiber *warp = fiber::now - lane;
-  for (uint32_t i = 0; i < 2; i++)
+  auto half = [](uint32_t pair, int k) {
+    return widen<T>((uint16_t)(k ? pair >> 16 : pair & 0xffff));
+  };
+  for (uint32_t i = 0; i < 4; i++)
     for (uint32_t t = 0; t < 4; t++) {
-      const uint32_t *a = (const uint32_t *)(uintptr_t)warp[lane / 4 * 4 + t].value;
-      const uint32_t *b = (const uint32_t *)(uintptr_t)warp[(lane % 4 * 2 + i) * 4 + t].value;
-      for (int k = 0; k < 2; k++)
-        c[i] += widen<T>((uint16_t)(a[k] & 0xffff)) * widen<T>((uint16_t)(b[2 + k] & 0xffff)) +
-                widen<T>((uint16_t)(a[k] >> 16)) * widen<T>((uint16_t)(b[2 + k] >> 16));
+      const uint32_t *row = (const uint32_t *)(uintptr_t)warp[lane / 4 * 4 + t].value + i / 2;
+      const uint32_t *column =
+          (const uint32_t *)(uintptr_t)warp[(lane % 4 * 2 + i % 2) * 4 + t].value + 4;
+      for (int k = 0; k < 4; k++) d[i] += half(row[k / 2 * 2], k % 2) * half(column[k / 2], k % 2);
     }
   fiber::warp_meet("mma", 0xffffffffu, (uint64_t)(uintptr_t)mine, lane, false);
+}
+inline void load_transposed(uint32_t (&x)[4], const uint4 *row) {
+  const uint32_t lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+  fiber::warp_meet("ldmatrix", 0xffffffffu, (uint64_t)(uintptr_t)row, lane, false);
+  const fiber::Fiber *warp = fiber::now - lane;
+  for (uint32_t i = 0; i < 4; i++) {
+    const uint16_t *first = (const uint16_t *)(uintptr_t)warp[i * 8 + 2 * t].value;
+    const uint16_t *second = (const uint16_t *)(uintptr_t)warp[i * 8 + 2 * t + 1].value;
+    x[i] = first[g] | (uint32_t)second[g] << 16;
+  }
+  fiber::warp_meet("ldmatrix", 0xffffffffu, (uint64_t)(uintptr_t)row, lane, false);
 }
 #endif
 //< device_mma

@@ -5,6 +5,7 @@ reads. It takes no part in choosing a token. :*/
 #include "tiles_kernel.cu"
 #include "tape_kernel.cu"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -38,8 +39,9 @@ typedef void (*Kernel)(Params);
 static Kernel waves_kernel(DType t) {
   return t == DT_F16 ? tiles_kernel<DT_F16> : tiles_kernel<DT_BF16>;
 }
-template <DType T> static Kernel tape_kernel_for(uint32_t heads) {
-  return heads > HEADS_AT_ONCE ? tape_kernel<T, TAPE_GROUP> : tape_kernel<T, HEADS_AT_ONCE>;
+template <DType T> static Kernel tape_kernel_for(bool whole, int32_t head_dim) {
+  if (head_dim > 64) return tape_kernel<T, false, TAPE_HEAD>;
+  return whole ? tape_kernel<T, true, 64> : tape_kernel<T, false, 64>;
 }
 
 extern "C" bool gpu_built(void) { return true; }
@@ -129,10 +131,20 @@ struct Gpu {
 static uint32_t round_up(uint64_t n, uint32_t to) { return (uint32_t)((n + to - 1) / to * to); }
 
 static bool on_tape(const Gpu *g) { return g->plan->sync == SYNC_DATA; }
+// Every piece is eight rows of 2,048 columns.
+static bool cut_whole(const Plan &plan) {
+  const Shape &s = plan.shape;
+  for (int32_t columns : {s.hidden, s.heads * s.head_dim, s.inter}) {
+    TapeCut cut = tape_cut((uint32_t)columns, plan.slot_bytes);
+    if (cut.columns != TAPE_COLUMNS || cut.rows != 8 || columns % TAPE_COLUMNS) return false;
+  }
+  return true;
+}
 static Kernel kernel_of(const Plan &plan, DType type) {
   if (plan.sync != SYNC_DATA) return waves_kernel(type);
-  uint32_t group = (uint32_t)(plan.shape.heads / plan.shape.kv_heads);
-  return type == DT_F16 ? tape_kernel_for<DT_F16>(group) : tape_kernel_for<DT_BF16>(group);
+  const bool whole = cut_whole(plan);
+  return type == DT_F16 ? tape_kernel_for<DT_F16>(whole, plan.shape.head_dim)
+                        : tape_kernel_for<DT_BF16>(whole, plan.shape.head_dim);
 }
 static uint32_t threads_of(const Plan &plan) {
   return plan.sync == SYNC_DATA ? (uint32_t)TAPE_BLOCK : (uint32_t)BLOCK;
@@ -190,11 +202,11 @@ static void lay_out(Gpu *g) {
   p->layer_floats = v;
   g->vector_floats = (uint64_t)v * s->layers + round_up(s->hidden, 8);
   if (!on_tape(g)) return;
+  p->qkv.per_column = 1.0f / (float)s->hidden;
   p->ring_slots = g->plan->ring_slots, p->slot_bytes = g->plan->slot_bytes;
   for (DeviceMatrix *m : {&p->qkv, &p->o, &p->gate, &p->up, &p->down, &p->lm_head}) {
     TapeCut cut = tape_cut(m->columns, p->slot_bytes);
     m->tape_rows = cut.rows, m->tape_columns = cut.columns, m->tape_blocks = cut.blocks;
-    m->tape_whole = cut.columns == TAPE_COLUMNS && m->columns % TAPE_COLUMNS == 0;
   }
 }
 //< gpu_layout
@@ -237,8 +249,7 @@ static uint32_t room_floats(const Gpu *g, const Tile *t) {
 static uint32_t tape_shared_bytes(Gpu *g) {
   const Plan *plan = g->plan;
   Params *p = &g->params;
-  uint32_t tiles = 0,
-           heads = p->group > HEADS_AT_ONCE ? (uint32_t)TAPE_GROUP : (uint32_t)HEADS_AT_ONCE;
+  uint32_t tiles = 0;
   for (uint32_t w = 0; w < plan->workers; w++)
     if (plan->first[w + 1] - plan->first[w] > tiles) tiles = plan->first[w + 1] - plan->first[w];
   p->tile_room = tiles;
@@ -251,8 +262,8 @@ static uint32_t tape_shared_bytes(Gpu *g) {
     if (t->op == OP_WO || t->op == OP_DOWN) more(&p->own_floats, round_up(n, 4));
     more(&p->partial_floats, (t->op == OP_GATE_UP ? 2 : 1) * rows * WARPS);
   }
-  uint32_t floats = WARPS * PARTS * WARP * 4 + 2 * p->own_floats + 2 * p->partial_floats +
-                    tape_heads_floats(p->group, p->head_dim, heads);
+  uint32_t floats = PARTS_ROOM * 4 + 2 * p->own_floats + 2 * p->partial_floats +
+                    tape_heads_floats(p->group, p->head_dim);
   p->ring_at = round_up(TAPE_FIXED + floats * sizeof(float) + tiles * sizeof(Tile), 128);
   return p->ring_at + p->ring_slots * p->slot_bytes;
 }
@@ -303,9 +314,13 @@ static int upload_rows(Gpu *g, const Matrix *m, const DeviceMatrix *to, uint64_t
   std::vector<uint16_t> stage((size_t)rows * to->stride / 2, 0);
   for (uint32_t r0 = 0; r0 < (uint32_t)m->rows; r0 += rows) {
     uint32_t n = (uint32_t)m->rows - r0 < rows ? (uint32_t)m->rows - r0 : rows;
-    for (uint32_t r = 0; r < n; r++)
-      convert_row(matrix_row(m, (int32_t)(r0 + r)), m->dtype, (uint32_t)m->columns,
-                  &stage[(size_t)r * to->stride / 2]);
+    for (uint32_t r = 0; r < n; r++) {
+      uint16_t *row = &stage[(size_t)r * to->stride / 2];
+      convert_row(matrix_row(m, (int32_t)(r0 + r)), m->dtype, (uint32_t)m->columns, row);
+      if (on_tape(g) && halves_exchanged(to->columns, r0 + r))
+        for (uint32_t c = 0; c < to->columns; c += EXCHANGED)
+          std::swap_ranges(row + c, row + c + EXCHANGED / 2, row + c + EXCHANGED / 2);
+    }
     TRY("upload", cudaMemcpy((uint8_t *)g->params.weights + at + (uint64_t)r0 * to->stride,
                              stage.data(), (size_t)n * to->stride, cudaMemcpyHostToDevice));
   }

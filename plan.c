@@ -261,7 +261,7 @@ enum {
   LARGE_SLOT = 32 << 10,
   SMALL_SLOT = 16 << 10,
   AMPLE_SHARED = 200 << 10,
-  FAST_BLOCKS = 4, // of a row, at most, on the kernel's fast path
+  SMALL_HEAD = 64,
   KNOWN_SHARED =
       99 << 10, // where the target does not say: what every card has since compute capability 8.0
   SMALL_THINGS = 512
@@ -269,7 +269,7 @@ enum {
 
 uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t tiles) {
   uint64_t group = (uint64_t)(s->heads / s->kv_heads), head = (uint64_t)s->head_dim;
-  uint64_t at_once = group <= TAPE_GROUP / 2 ? TAPE_GROUP / 2 : TAPE_GROUP, sums = 0;
+  uint64_t sums = 0;
   const uint64_t rows[] = {(uint64_t)qkv_rows(s), (uint64_t)s->hidden, (uint64_t)s->inter,
                            (uint64_t)s->vocab};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -279,8 +279,8 @@ uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t tiles) {
     if (n > sums) sums = n;
   }
   uint64_t own = (rows[1] + workers - 1) / workers;
-  uint64_t attention = (group + 2) * head + TAPE_WARPS * at_once * (head + 2);
-  uint64_t parts = 3 * 2 * TAPE_COLUMNS; // bytes
+  uint64_t attention = (group + 2) * head + TAPE_WARPS * TAPE_HEADS * (head + 2);
+  uint64_t parts = TAPE_PARTS_BYTES;
   uint64_t floats = 2 * (own + 3) + 2 * TAPE_WARPS * sums + attention;
   return parts + floats * sizeof(float) + SMALL_THINGS + tiles * sizeof(Tile);
 }
@@ -508,15 +508,11 @@ void plan_free(Plan *p) {
 A target may say. Where it does not, and both plans can be made, we make both and keep the one that is predicted to be faster
 at context 1, where hand-offs weigh most. :*/
 //> choose_sync
-// Whether the planner may choose hand-offs of data unasked: on a GPU whose ring holds a few microseconds of weights, and for rows that are whole blocks of the
-// widest kind, few of them, with few query heads a K/V head. On smaller cards nobody has measured which is faster; other shapes take the
-// kernel's general path, which keeps more in hand than its registers hold and measured slower than barriers (measured/h200-tape.tsv).
+// Whether the planner may choose hand-offs of data unasked: on a GPU whose ring holds a few microseconds of weights, and for attention that one warp can hold in
+// its registers, a few small heads. On smaller cards, and with more or larger heads, barriers measured faster (measured/h200-tape.tsv).
 static bool auto_may_be_data(const Shape *s, const Target *t) {
-  const int64_t columns[] = {s->hidden, (int64_t)s->heads * s->head_dim, s->inter};
-  for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
-    if (columns[i] % TAPE_COLUMNS || columns[i] > FAST_BLOCKS * TAPE_COLUMNS) return false;
   return strcmp(t->kind, "cuda") == 0 && t->shared_bytes >= AMPLE_SHARED &&
-         s->heads / s->kv_heads <= TAPE_GROUP / 2;
+         s->heads / s->kv_heads <= TAPE_HEADS && s->head_dim <= SMALL_HEAD;
 }
 
 // A target that knows nothing of ramps flatters the waves.

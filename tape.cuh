@@ -23,6 +23,13 @@ What a piece holds follows from the tile and the position alone. Both sides comp
 #include "attention.cuh"
 
 //> tape_ring
+// Rows of a tape lie in memory with a little twist: in every second row the halves of each 128 bytes have changed places. A warp reads 64 bytes of
+// eight rows at once, and rows are a multiple of 128 bytes long; so neighbours come from different banks.
+enum { EXCHANGED = 64 }; // two-byte columns
+__host__ __device__ __forceinline__ bool halves_exchanged(uint32_t columns, uint32_t row) {
+  return columns % EXCHANGED == 0 && row % 2;
+}
+
 // The warps that compute, and four more, of which one fetches and one empties: registers are passed on by four warps together.
 enum { TAPE_BLOCK = BLOCK + 4 * WARP };
 enum { SLOTS_MOST = 8 };
@@ -107,9 +114,8 @@ struct Producer {
                                        uint32_t bytes, uint32_t stride) {
     if (bytes == stride) return copy(turn, from, n * bytes);
     if (!begin(turn, n * bytes)) return false;
-    for (uint32_t r = 0; r < n; r++)
-      tape_copy(ring.bytes + at.slot * p.slot_bytes + r * bytes, from + (uint64_t)r * stride, bytes,
-                ring.full + at.slot);
+    tape_copy_rows(ring.bytes + at.slot * p.slot_bytes, from, n, bytes, stride,
+                   ring.full + at.slot);
     tape_end(ring.full + at.slot);
     at.advance(p.ring_slots);
     issued++;
@@ -201,21 +207,16 @@ struct Reader {
   const Params &p;
   const Ring &ring;
   Lap at;
-  uint32_t offset; // of the slot
 
   __device__ __forceinline__ const unsigned char *wait() const {
     while (!mbarrier_test(ring.full + at.slot, at.parity))
       ;
-    return ring.bytes + offset;
+    return ring.bytes + at.slot * p.slot_bytes;
   }
-  __device__ __forceinline__ void advance() {
-    at.advance(p.ring_slots);
-    offset = at.slot ? offset + p.slot_bytes : 0;
-  }
-  // This warp has what it needs of the piece.
+  __device__ __forceinline__ void advance() { at.advance(p.ring_slots); }
+  // This lane has what it needs of the piece.
   __device__ __forceinline__ void release() {
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) mbarrier_arrive(ring.empty + at.slot);
+    mbarrier_arrive(ring.empty + at.slot);
     advance();
   }
 };

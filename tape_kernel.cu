@@ -16,26 +16,30 @@ results. :*/
 #include "tape.cuh"
 
 //> tape_shared
+// Two-byte parts of a float. In units of 16 bytes: a warp's columns of a part, those of all, and zeros for the lanes that have no part; the strides
+// put what is read at once into different banks.
+enum { PARTS = 3, PART_STRIDE = WARP + 4, PARTS_ROOM = WARPS * PARTS * PART_STRIDE + 4 + WARP };
+static_assert(PARTS_ROOM * sizeof(uint4) == TAPE_PARTS_BYTES,
+              "the planner reserves what the kernel takes");
+
 struct TapeShared {
   Ring ring;
   Candidate *candidate; // [WARPS]
   float *squares;       // [2, WARPS] of the warps' columns, of two vectors by turns
-  uint4 *parts;         // [WARPS, PARTS, WARP] of the vector in work, a warp's columns each
+  uint4 *parts;         // [WARPS, PARTS, PART_STRIDE] of the vector in work, a warp's columns each
+  uint4 *zeros;         // [WARP]
   float *own;     // [2, own_floats] residual rows of this worker's next wo tile and next down tile
   float *partial; // [2, partial_floats] the warps' sums of rows, by turns
   AttentionShared attention;
   Tile *tiles; // [tile_room]
 };
 
-__host__ __device__ inline uint32_t tape_heads_floats(uint32_t group, uint32_t head_dim,
-                                                      uint32_t heads) {
-  return head_dim + (group + 1) * head_dim + WARPS * heads * 2 + WARPS * heads * head_dim;
+__host__ __device__ inline uint32_t tape_heads_floats(uint32_t group, uint32_t head_dim) {
+  return head_dim + (group + 1) * head_dim + WARPS * TAPE_HEADS * (2 + head_dim);
 }
 enum { TAPE_FIXED = 2 * SLOTS_MOST * 8 + 16 + WARPS * (sizeof(Candidate) + 2 * sizeof(float)) };
 
-// heads: query heads that are taken together.
-static __device__ __forceinline__ TapeShared tape_shared(const Params &p, unsigned char *bytes,
-                                                         uint32_t heads) {
+static __device__ __forceinline__ TapeShared tape_shared(const Params &p, unsigned char *bytes) {
   TapeShared s;
   s.ring.full = (uint64_t *)bytes;
   s.ring.empty = s.ring.full + SLOTS_MOST;
@@ -45,17 +49,18 @@ static __device__ __forceinline__ TapeShared tape_shared(const Params &p, unsign
   s.candidate = (Candidate *)(s.ring.progress + 4);
   s.squares = (float *)(s.candidate + WARPS);
   s.parts = (uint4 *)(s.squares + 2 * WARPS);
-  s.own = (float *)(s.parts + WARPS * 3 * WARP);
+  s.zeros = s.parts + PARTS_ROOM - WARP;
+  s.own = (float *)(s.parts + PARTS_ROOM);
   s.partial = s.own + 2 * p.own_floats;
   float *a = s.partial + 2 * p.partial_floats;
   s.attention.rotation = (float2 *)a;
   s.attention.heads = a + p.head_dim;
   s.attention.fresh = (uint4 *)(s.attention.heads + p.group * p.head_dim);
   s.attention.max = s.attention.heads + (p.group + 1) * p.head_dim;
-  s.attention.sums = s.attention.max + WARPS * heads * 2;
+  s.attention.sums = s.attention.max + WARPS * TAPE_HEADS * 2;
   s.attention.exps = nullptr;
   s.attention.rows = nullptr;
-  s.tiles = (Tile *)(a + tape_heads_floats(p.group, p.head_dim, heads));
+  s.tiles = (Tile *)(a + tape_heads_floats(p.group, p.head_dim));
   s.ring.bytes = bytes + p.ring_at;
   return s;
 }
@@ -73,14 +78,12 @@ struct RowRange {
 static __device__ __forceinline__ RowRange range(const Tile &t) { return {t.row0, t.row1}; }
 
 struct Place {
-  uint32_t step, position, chunks;
-  uint32_t turn; // tiles begun in this launch
+  uint32_t step, chunks;
+  uint32_t tile; // of the worker's
   uint32_t
       layer; // layers begun in this launch: its parity chooses the copy of a buffer that has two
-  // Taken and finished in this launch: two places by turns, so that a slow warp may still read the last.
-  uint32_t vectors, sums;
-  uint32_t wo;   // this layer's, among the worker's tiles
-  RowRange down; // of this layer's
+  uint32_t
+      sums; // taken in this launch: two places by turns, so that a slow warp may still read the last
 };
 //< tape_place
 
@@ -97,7 +100,10 @@ static __device__ __forceinline__ void stamp(const Params &p, uint32_t step, uin
 static __device__ __forceinline__ void begin_turn(const Params &p, const TapeShared &s,
                                                   const Place &at, const Tile &t) {
   __syncwarp();
-  if (threadIdx.x % WARP == 0) add_shared_release(s.ring.progress, 1);
+  if (threadIdx.x % WARP == 0) {
+    if (t.op == OP_DOWN || t.op == OP_LM_HEAD) add_shared_release(s.ring.progress, 1);
+    else add_shared(s.ring.progress, 1);
+  }
   stamp(p, at.step, t.wave, 0);
 }
 //< tape_begin_turn
@@ -116,14 +122,19 @@ about 2^13, and the sums are scaled back.
 row g, 16 bytes in every 64, at 16 t. These eight weights go into two multiplications, four into each; which weight is called which k does not matter as long as the vector's parts
 are dealt out alike. Lane 4 g + t of the other factor holds part g (0, 1, 2; all others zero) of the same eight columns. :*/
 //> tape_rows
-enum { CHUNK = 32 };            // columns of a row that a warp's four lanes read at once
-enum { CHUNKS = 8, PARTS = 3 }; // of a warp's columns in a block, at most
+enum {
+  CHUNK = 32,
+  CHUNKS = 8
+}; // columns of a row that a warp's four lanes read at once; of those in a block, at most
 
 struct Part {             // a warp's columns of a matrix
   uint32_t columns;       // of all blocks together
   uint32_t block, blocks; // columns of a block, and how many
   uint32_t first, chunks; // this warp's first column in a block, and chunks from there
   uint32_t rows;          // of a piece
+  uint32_t lane;          // where this lane's first chunk of a row lies, in bytes, and
+  uint32_t
+      twist; // 64 or -64 in rows whose halves are exchanged: added to chunk 0's place, taken from its neighbours'
 };
 
 // Keeps a value in a register: a matrix's fields, chosen by the opcode, would else be loads from constant memory in the loop over its rows.
@@ -132,7 +143,7 @@ static __device__ __forceinline__ uint32_t opaque(uint32_t v) {
   return v;
 }
 
-static __device__ __forceinline__ Part part_of(const DeviceMatrix &m) {
+static __device__ __forceinline__ Part part_of(const DeviceMatrix &m, uint32_t row0) {
   Part a;
   a.columns = opaque(m.columns);
   a.block = opaque(m.tape_columns);
@@ -141,6 +152,9 @@ static __device__ __forceinline__ Part part_of(const DeviceMatrix &m) {
   const uint32_t own = a.block / WARPS;
   a.first = threadIdx.x / WARP * own;
   a.chunks = own / CHUNK;
+  const bool odd = halves_exchanged(m.columns, row0 + threadIdx.x % WARP / 4);
+  a.lane = opaque((a.first + threadIdx.x % 4 * 8) * 2);
+  a.twist = opaque(!odd ? 0 : a.first / CHUNK % 2 ? -64 : 64);
   return a;
 }
 
@@ -149,38 +163,49 @@ static __device__ __forceinline__ uint32_t width_of(const Part &a, uint32_t b) {
   return min(a.block, a.columns - b * a.block);
 }
 
-// A lane's weights of eight rows. WHOLE: all columns exist; else zeros beyond the last.
+// A lane's weights of eight rows. WHOLE: all columns exist; else only `chunks` of them, and the others stay as they are.
 template <bool WHOLE>
 static __device__ __forceinline__ void take_rows(const unsigned char *slot, const Part &a,
-                                                 uint32_t width, uint4 (&w)[CHUNKS]) {
-  const uint32_t lane = threadIdx.x % WARP, column = a.first + lane % 4 * 8;
-  const uint4 *from = (const uint4 *)(slot + (lane / 4 * width + column) * 2);
+                                                 uint32_t width, uint32_t chunks,
+                                                 uint4 (&w)[CHUNKS]) {
+  const unsigned char *from = slot + threadIdx.x % WARP / 4 * width * 2 + a.lane;
+  const unsigned char *even = from + (int32_t)a.twist, *odd = from - (int32_t)a.twist;
 #pragma unroll
   for (uint32_t j = 0; j < CHUNKS; j++)
-    w[j] = WHOLE || (j < a.chunks && column + j * CHUNK < width) ? from[j * 4]
-                                                                 : make_uint4(0, 0, 0, 0);
+    if (WHOLE || chunks >> j & 1) w[j] = *(const uint4 *)((j % 2 ? odd : even) + j * 64);
+}
+
+// Which of a lane's chunks exist, a bit each.
+static __device__ __forceinline__ uint32_t chunks_of(const Part &a, uint32_t width) {
+  const uint32_t column = a.first + threadIdx.x % 4 * 8;
+  const uint32_t n = column < width ? min(a.chunks, (width - column + CHUNK - 1) / CHUNK) : 0;
+  return (1u << n) - 1;
 }
 
 struct Factor { // a lane's elements of the vector's parts: of chunk j, for two multiplications
   uint4 v[CHUNKS];
 };
 
-// This lane's row g times the vector, over the warp's columns; in lanes 4 g, all three parts together.
+// Eight rows times the vector's parts, over the warp's columns, in four sums: of chunks by turns, and of the two multiplications of a chunk. The products
+// of the first lie in the upper rows of its result, those of the second in the lower.
 template <DType T, bool WHOLE>
-static __device__ __forceinline__ float multiply_rows(const uint4 (&w)[CHUNKS], const Factor &x,
-                                                      uint32_t chunks) {
-  float c[4][2] = {};
+static __device__ __forceinline__ void multiply_rows(const uint4 (&w)[CHUNKS], const Factor &x,
+                                                     uint32_t chunks, float (&c)[2][2][4]) {
 #pragma unroll
   for (uint32_t j = 0; j < CHUNKS; j++) {
     if (!WHOLE && j >= chunks) break;
-    mma_rows<T>(c[j % 2 * 2], w[j].x, w[j].y, x.v[j].x, x.v[j].y);
-    mma_rows<T>(c[j % 2 * 2 + 1], w[j].z, w[j].w, x.v[j].z, x.v[j].w);
+    multiply_add<T>(c[j % 2][0], x.v[j], w[j].x, w[j].y);
+    multiply_add<T>(c[j % 2][1], x.v[j], w[j].z, w[j].w);
   }
-  const float high = (c[0][0] + c[1][0]) + (c[2][0] + c[3][0]);
-  const float other = (c[0][1] + c[1][1]) + (c[2][1] + c[3][1]);
-  // Lane 4 g has the high and the middle part, lane 4 g + 1 the low one.
-  const float low = __shfl_xor_sync(0xffffffffu, high, 1);
-  return high + (other + low);
+}
+
+// All parts of a row together: of row 2 t in lane t, of row 2 t + 1 in lane 4 + t.
+static __device__ __forceinline__ float sum_of_parts(const float (&c)[2][2][4]) {
+  const float even = (c[0][0][0] + c[1][0][0]) + (c[0][1][2] + c[1][1][2]);
+  const float odd = (c[0][0][1] + c[1][0][1]) + (c[0][1][3] + c[1][1][3]);
+  const bool second = threadIdx.x & 4;
+  const float y = (second ? odd : even) + __shfl_xor_sync(0xffffffffu, second ? even : odd, 4);
+  return y + __shfl_xor_sync(0xffffffffu, y, 8);
 }
 //< tape_rows
 
@@ -193,6 +218,7 @@ struct VectorSource {
   const float *handed;       // a hand-off buffer, or NULL:
   const uint16_t *embedding; // the token's row
   const float *gains;        // of a norm, or NULL
+  bool exchanged;            // the halves of each 128 bytes of the embedding's row
 };
 
 template <DType T>
@@ -214,51 +240,107 @@ static __device__ __forceinline__ void split8(const float *x, uint4 (&parts)[PAR
 static __device__ __forceinline__ uint32_t lane_column(const Part &a, uint32_t b) {
   return b * a.block + a.first + threadIdx.x % WARP * 8;
 }
-static __device__ __forceinline__ bool has_column(const Part &a, uint32_t b) {
-  const uint32_t lane = threadIdx.x % WARP;
-  return lane * 8 < a.chunks * CHUNK && lane_column(a, b) < a.columns && b < a.blocks;
+template <bool WHOLE> static __device__ __forceinline__ bool has_column(const Part &a, uint32_t b) {
+  if (b >= a.blocks) return false;
+  return WHOLE || (threadIdx.x % WARP * 8 < a.chunks * CHUNK && lane_column(a, b) < a.columns);
 }
 
-// x: [blocks][8] as they were handed on. Returns the sum of their squares.
-template <DType T, int BLOCKS>
+// What has been taken of one block: its share of the squares, and the rows that the worker will add to later. Few warps have any of those.
+template <bool WHOLE>
+static __device__ __forceinline__ float look_at(const float (&x)[8], const Part &a, uint32_t b,
+                                                RowRange keep, float *own) {
+  float squares = 0, others = 0;
+#pragma unroll
+  for (uint32_t k = 0; k < 8; k += 2) {
+    squares = fmaf(x[k], x[k], squares);
+    others = fmaf(x[k + 1], x[k + 1], others);
+  }
+  squares += others;
+  const uint32_t e = lane_column(a, b);
+  if (has_column<WHOLE>(a, b) && e < keep.row1 && e + 8 > keep.row0) {
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++)
+      if (e + k - keep.row0 < keep.row1 - keep.row0) own[e + k - keep.row0] = x[k];
+  }
+  return squares;
+}
+
+static __device__ __forceinline__ void spread(const float4 &a, const float4 &b, float (&x)[8]) {
+  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+  x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+
+// Block b again, once all of the vector is there.
+template <bool WHOLE>
+static __device__ __forceinline__ void again(const VectorSource &from, const Part &a, uint32_t b,
+                                             float (&x)[8]) {
+  const float4 none = make_float4(0, 0, 0, 0),
+               *at = (const float4 *)(from.handed + lane_column(a, b));
+  const bool mine = has_column<WHOLE>(a, b);
+  float4 v = none, w = none;
+  if (mine) v = fetch(at), w = fetch(at + 1);
+  spread(v, w, x);
+}
+
+// Waits for all blocks of a warp's columns. x: those of the first. Returns the sum of their squares.
+enum { TAKEN_TOGETHER = 4 };
+
+template <DType T, bool WHOLE>
 static __device__ __forceinline__ float take_vector(const VectorSource &from, const Part &a,
-                                                    RowRange keep, float *own,
-                                                    float (&x)[BLOCKS][8], Waiter &waiter) {
-  if (from.handed) {
-    float4 v[2 * BLOCKS];
-    waiter.take(
-        v, [&](int i) { return (const float4 *)(from.handed + lane_column(a, i / 2)) + i % 2; },
-        [&](int i) { return has_column(a, i / 2); });
-#pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; i++) {
-      float *to = &x[i / 2][i % 2 * 4];
-      to[0] = v[i].x, to[1] = v[i].y, to[2] = v[i].z, to[3] = v[i].w;
+                                                    RowRange keep, float *own, float (&x)[8],
+                                                    Waiter &waiter) {
+  if (!from.handed) {
+    widen8<T>(has_column<WHOLE>(a, 0)
+                  ? *(const uint4 *)(from.embedding +
+                                     (lane_column(a, 0) ^ (from.exchanged ? EXCHANGED / 2 : 0)))
+                  : make_uint4(0, 0, 0, 0),
+              x);
+    float squares = look_at<WHOLE>(x, a, 0, keep, own);
+#pragma unroll 1
+    for (uint32_t b = 1; b < a.blocks; b++) {
+      float y[8];
+      widen8<T>(has_column<WHOLE>(a, b)
+                    ? *(const uint4 *)(from.embedding +
+                                       (lane_column(a, b) ^ (from.exchanged ? EXCHANGED / 2 : 0)))
+                    : make_uint4(0, 0, 0, 0),
+                y);
+      squares += look_at<WHOLE>(y, a, b, keep, own);
     }
-  } else {
-#pragma unroll
-    for (int b = 0; b < BLOCKS; b++)
-      widen8<T>(has_column(a, b) ? *(const uint4 *)(from.embedding + lane_column(a, b))
-                                 : make_uint4(0, 0, 0, 0),
-                x[b]);
+    return squares;
+  }
+  const float *handed = from.handed + lane_column(a, 0);
+  if (a.blocks == 1) {
+    float4 v[2];
+    waiter.take(
+        v, [&](int i) { return (const float4 *)handed + i; },
+        [&](int) { return has_column<WHOLE>(a, 0); });
+    spread(v[0], v[1], x);
+    return from.gains ? look_at<WHOLE>(x, a, 0, keep, own) : 0;
   }
   float squares = 0;
+#pragma unroll 1
+  for (uint32_t b0 = 0; b0 < a.blocks; b0 += TAKEN_TOGETHER) {
+    float4 v[2 * TAKEN_TOGETHER];
+    waiter.take(
+        v, [&](int i) { return (const float4 *)(handed + (b0 + i / 2) * a.block) + i % 2; },
+        [&](int i) { return has_column<WHOLE>(a, b0 + i / 2); });
+    if (b0 == 0) spread(v[0], v[1], x);
+    if (!from.gains) continue;
 #pragma unroll
-  for (int b = 0; b < BLOCKS; b++) {
-    const uint32_t e = lane_column(a, b);
-#pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-      squares = fmaf(x[b][k], x[b][k], squares);
-      if (has_column(a, b) && e + k >= keep.row0 && e + k < keep.row1)
-        own[e + k - keep.row0] = x[b][k];
+    for (int i = 0; i < TAKEN_TOGETHER; i++) {
+      float y[8];
+      spread(v[2 * i], v[2 * i + 1], y);
+      squares += look_at<WHOLE>(y, a, b0 + i, keep, own);
     }
   }
   return squares;
 }
 
-// x[0], the columns of a block, as this lane's factor. room: [PARTS, 256] two-byte floats of this warp. scale: what the products are to be divided by.
-template <DType T>
+// x, the columns of a block, as this lane's factor. room: [PARTS, 256] two-byte floats of this warp. scale: what the products are to be divided by.
+template <DType T, bool WHOLE>
 static __device__ __forceinline__ void make_factor(const float (&x)[8], uint32_t chunks,
-                                                   uint4 *room, Factor &f, float &scale) {
+                                                   uint4 *room, const uint4 *zeros, Factor &f,
+                                                   float &scale) {
   const uint32_t lane = threadIdx.x % WARP, part = lane / 4;
   float scaled[8];
   scale = 1;
@@ -275,12 +357,13 @@ static __device__ __forceinline__ void make_factor(const float (&x)[8], uint32_t
   split8<T>(scaled, parts);
   __syncwarp(); // the last factor has been read
 #pragma unroll
-  for (int i = 0; i < PARTS; i++) room[i * WARP + lane] = parts[i];
+  for (int i = 0; i < PARTS; i++)
+    room[i * PART_STRIDE + lane] = make_uint4(parts[i].x, parts[i].z, parts[i].y, parts[i].w);
   __syncwarp();
+  const uint4 *mine = part < PARTS ? room + part * PART_STRIDE : zeros;
 #pragma unroll
   for (uint32_t j = 0; j < CHUNKS; j++)
-    f.v[j] =
-        part < PARTS && j < chunks ? room[part * WARP + j * 4 + lane % 4] : make_uint4(0, 0, 0, 0);
+    if (WHOLE || j < chunks) f.v[j] = mine[j * 4 + lane % 4];
 }
 //< tape_stage
 
@@ -358,11 +441,12 @@ static __device__ __forceinline__ VectorSource source_of(const Params &p, const 
     return {
         t.layer ? residual : nullptr,
         (const uint16_t *)(p.weights + p.embedding.offset + (uint64_t)token * p.embedding.stride),
-        layer_vector(p, t.layer, p.attn_norm)};
-  case OP_WO: return {p.merged, nullptr, nullptr};
-  case OP_GATE_UP: return {p.after_wo, nullptr, layer_vector(p, t.layer, p.ffn_norm)};
-  case OP_DOWN: return {p.activations + (at.layer & 1) * p.inter, nullptr, nullptr};
-  default: return {p.after_down + (at.layer & 1) * p.hidden, nullptr, p.final_norm};
+        layer_vector(p, t.layer, p.attn_norm),
+        halves_exchanged(p.embedding.columns, (uint32_t)token)};
+  case OP_WO: return {p.merged, nullptr, nullptr, false};
+  case OP_GATE_UP: return {p.after_wo, nullptr, layer_vector(p, t.layer, p.ffn_norm), false};
+  case OP_DOWN: return {p.activations + (at.layer & 1) * p.inter, nullptr, nullptr, false};
+  default: return {p.after_down + (at.layer & 1) * p.hidden, nullptr, p.final_norm, false};
   }
 }
 
@@ -375,153 +459,177 @@ static __device__ __forceinline__ const float *bias_of(const Params &p, const Ti
   return layer_vector(p, t.layer, at);
 }
 
-// Row `i` of the tile is done. y: its product, of gate and up both.
-static __device__ __forceinline__ void hand_on_row(const Params &p, const TapeShared &s,
-                                                   const Tile &t, const Place &at, uint32_t i,
-                                                   float y, float up, Candidate &best) {
-  const uint32_t row = t.row0 + i;
-  switch (t.op) {
-  case OP_QKV: hand_on(p.qkv_out + row, y); break;
-  case OP_WO: hand_on(p.after_wo + row, s.own[i] + y); break;
-  case OP_GATE_UP:
-    hand_on(p.activations + (at.layer & 1) * p.inter + row, __fdividef(y, 1.0f + __expf(-y)) * up);
-    break;
-  case OP_DOWN:
-    hand_on(p.after_down + (at.layer & 1) * p.hidden + row, s.own[p.own_floats + i] + y);
-    break;
-  default: store_l2(p.logits + row, y); best = better(best, candidate(y, (int32_t)row));
-  }
-}
-
 static __device__ __forceinline__ void wait_emptied(const TapeShared &s, uint32_t turn) {
   while (load_shared_acquire(s.ring.emptied) < turn)
     ;
 }
 
+template <bool WHOLE>
 static __device__ __forceinline__ void take_gains(const VectorSource &from, const Part &a,
                                                   uint32_t b, float (&gains)[8]) {
   const float4 one = make_float4(1, 1, 1, 1),
                *at = (const float4 *)(from.gains + lane_column(a, b));
-  const float4 g = has_column(a, b) ? at[0] : one, h = has_column(a, b) ? at[1] : one;
+  const float4 g = has_column<WHOLE>(a, b) ? at[0] : one, h = has_column<WHOLE>(a, b) ? at[1] : one;
   gains[0] = g.x, gains[1] = g.y, gains[2] = g.z, gains[3] = g.w;
   gains[4] = h.x, gains[5] = h.y, gains[6] = h.z, gains[7] = h.w;
 }
 
-// Rows [i0, i1) of the tile, a thread a row: the warps' sums are in `sums`.
-static __device__ __forceinline__ void finish_rows(const Params &p, const TapeShared &s,
-                                                   const Tile &t, const Place &at,
-                                                   const float *sums, uint32_t i0, uint32_t i1,
-                                                   float factor, float2 add, Candidate &best) {
-  const bool pairs = t.op == OP_GATE_UP;
-  const uint32_t i = i0 + threadIdx.x;
-  if (i >= i1) return;
-  if (t.op == OP_DOWN) wait_emptied(s, at.turn);
-  float y[2] = {0, 0};
-#pragma unroll
-  for (int up = 0; up < 2; up++) {
-    if (up && !pairs) break;
-    const float4 *of = (const float4 *)(sums + ((i - i0) + (up ? i1 - i0 : 0)) * WARPS);
-    const float4 a = of[0], b = of[1];
-    y[up] = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
-  }
-  hand_on_row(p, s, t, at, i, y[0] * factor + add.x, y[1] * factor + add.y, best);
+// What a thread that finishes a row can know before the sums are there: where the row goes, and what is added to it.
+struct Ending {
+  float *to;
+  float add, add_up;
+};
+static __device__ __forceinline__ Ending ending_of(const Params &p, const TapeShared &s,
+                                                   const Tile &t, const Place &at, uint32_t i) {
+  const uint32_t row = t.row0 + i, copy = at.layer & 1;
+  Ending e = {p.logits + row, 0, 0};
+  if (t.op == OP_QKV) e.to = p.qkv_out + row;
+  if (t.op == OP_WO) e.to = p.after_wo + row, e.add = s.own[i];
+  if (t.op == OP_GATE_UP) e.to = p.activations + copy * p.inter + row;
+  if (t.op == OP_DOWN) e.to = p.after_down + copy * p.hidden + row, e.add = s.own[p.own_floats + i];
+  if (!p.biased) return e;
+  const float *bias = bias_of(p, t, false),
+              *up_bias = t.op == OP_GATE_UP ? bias_of(p, t, true) : nullptr;
+  if (bias) e.add += bias[row];
+  if (up_bias) e.add_up = up_bias[row];
+  return e;
+}
+
+// The warps' sums of a row.
+static __device__ __forceinline__ float total(const float *sums) {
+  const float4 a = *(const float4 *)sums, b = *(const float4 *)(sums + 4);
+  return ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
 }
 
 // False when the launch has failed. Where no logits are wanted, lm_head only reads the residual.
-template <DType T, int BLOCKS, bool WHOLE>
+template <DType T, bool WHOLE>
 static __device__ __forceinline__ bool
-weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, int32_t token,
-             bool wanted, Reader &reader, Waiter &waiter, Candidate &best) {
-  const Part a = part_of(tape_matrix(p, t.op));
+weights_tile(const Params &p, const TapeShared &s, uint32_t tiles, const Tile &t, Place &at,
+             RowRange keep, int32_t token, bool wanted, Reader &reader, Waiter &waiter,
+             Candidate &best) {
+  const Part a = part_of(tape_matrix(p, t.op), t.row0);
   const uint32_t n = t.row1 - t.row0, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const uint32_t row = lane % 4 * 2 + lane / 4; // of eight, whose sum a lane below 8 has
   const bool pairs = t.op == OP_GATE_UP, qkv = t.op == OP_QKV, asked = t.op != OP_LM_HEAD || wanted;
+  uint32_t left =
+      asked ? ((n + 7) / 8 << pairs) * a.blocks : 0; // WHOLE: pieces of the tile to come
   uint4 w[CHUNKS];
-  bool taken = asked, kept = false; // the first rows are in registers; their piece is still ours
+  bool taken = asked; // the first rows are in registers
   const unsigned char *slot = nullptr;
+  uint32_t in_piece = 0; // rows of the piece that we are in, still to take
+  uint32_t width = WHOLE ? (uint32_t)TAPE_COLUMNS : width_of(a, 0), chunks = chunks_of(a, width);
+  if (!WHOLE)
+#pragma unroll
+    for (uint32_t j = 0; j < CHUNKS; j++) w[j] = make_uint4(0, 0, 0, 0);
   if (asked) {
     slot = reader.wait();
-    take_rows<WHOLE>(slot, a, width_of(a, 0), w);
-    kept = min(a.rows, n) > 8;
-    if (!kept) reader.release();
+    take_rows<WHOLE>(slot, a, width, chunks, w);
+    if (!WHOLE) in_piece = min(a.rows, n);
+    if (WHOLE || in_piece <= 8) reader.release();
+    in_piece = in_piece > 8 ? in_piece - 8 : 0;
   }
   const VectorSource from = source_of(p, t, at, token);
-  float x[BLOCKS][8];
-  const RowRange keep = qkv ? range(s.tiles[at.wo]) : pairs ? at.down : RowRange{0, 0};
-  float squares =
-      take_vector<T, BLOCKS>(from, a, keep, s.own + (qkv ? 0 : p.own_floats), x, waiter);
-  begin_turn(p, s, at, t);
-  float *all_squares = s.squares + (at.vectors++ & 1) * WARPS;
-  if (from.gains) {
-    squares = warp_sum(squares);
-    if (lane == 0) all_squares[warp] = squares;
-  }
-  uint4 *room = s.parts + warp * PARTS * WARP;
+  float gains[8], x[8];
+  if (from.gains) take_gains<WHOLE>(from, a, 0, gains);
+  float squares = take_vector<T, WHOLE>(from, a, keep, s.own + (qkv ? 0 : p.own_floats), x, waiter);
+  if (!asked) begin_turn(p, s, at, t);
+  uint4 *room = s.parts + warp * PARTS * PART_STRIDE;
   float factor = 1, scale = 1;
   Factor f;
 #pragma unroll 1
   for (uint32_t i0 = 0; i0 < n; i0 += TAPE_SUMS) { // rows that are finished together
     const uint32_t i1 = min(n, i0 + TAPE_SUMS), mine = i0 + threadIdx.x;
-    float2 add = make_float2(0, 0);
-    if (p.biased && mine < i1) {
-      const float *bias = bias_of(p, t, false), *up_bias = pairs ? bias_of(p, t, true) : nullptr;
-      if (bias) add.x = bias[t.row0 + mine];
-      if (up_bias) add.y = up_bias[t.row0 + mine];
-    }
-    float *sums = s.partial + (at.sums++ & 1) * p.partial_floats;
+    const uint32_t turn = at.sums++ & 1;
+    float *sums = s.partial + turn * p.partial_floats, *all_squares = s.squares + turn * WARPS;
 #pragma unroll 1
     for (uint32_t b = 0; asked && b < a.blocks; b++) {
-      if (from.gains) {
-        float gains[8], y[8];
-        take_gains(from, a, b, gains);
+      if (i0 == 0 || a.blocks > 1) {
+        if (b || i0) { // not as it was taken
+          again<WHOLE>(from, a, b, x);
+          if (from.gains) take_gains<WHOLE>(from, a, b, gains);
+        }
+        if (from.gains)
 #pragma unroll
-        for (int k = 0; k < 8; k++) y[k] = x[0][k] * gains[k];
-        make_factor<T>(y, a.chunks, room, f, scale);
-      } else make_factor<T>(x[0], a.chunks, room, f, scale);
-      float first[8]; // the next block's columns to the front
+          for (int k = 0; k < 8; k++) x[k] *= gains[k];
+        make_factor<T, WHOLE>(x, a.chunks, room, s.zeros, f, scale);
+        if (b == 0 && i0 == 0) begin_turn(p, s, at, t);
+      }
+      if (from.gains && i0 == 0 && b == 0) {
+        squares = warp_sum(squares);
+        if (lane == 0) all_squares[warp] = squares;
+      }
+      if (!WHOLE && a.blocks > 1) {
+        const uint32_t before = chunks;
+        width = width_of(a, b), chunks = chunks_of(a, width);
 #pragma unroll
-      for (int k = 0; k < 8; k++) first[k] = x[0][k];
-#pragma unroll
-      for (int c = 0; c < BLOCKS; c++)
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-          x[c][k] =
-              (uint32_t)c + 1 < a.blocks && c + 1 < BLOCKS ? x[(c + 1) % BLOCKS][k] : first[k];
-      const uint32_t width = width_of(a, b);
+        for (uint32_t j = 0; j < CHUNKS; j++)
+          if (before & ~chunks & 1u << j) w[j] = make_uint4(0, 0, 0, 0);
+      }
+      const uint32_t groups = (i1 - i0 + 7) / 8 << pairs;
+      left -= groups;
+      uint32_t k = 0, r0 = 0, r = 0, up = 0; // of the eight rows in work
+      if (!WHOLE && !taken) {
+        slot = reader.wait();
+        take_rows<WHOLE>(slot, a, width, chunks, w);
+        in_piece = min(a.rows, i1 - i0);
+        if (in_piece <= 8) reader.release();
+        in_piece = in_piece > 8 ? in_piece - 8 : 0;
+      }
+      taken = false;
 #pragma unroll 1
-      for (uint32_t r0 = i0; r0 < i1; r0 += a.rows) {
-        const uint32_t rows = min(a.rows, i1 - r0);
-#pragma unroll 1
-        for (uint32_t up = 0; up < 1u + pairs; up++) {
-          if (!taken) {
-            slot = reader.wait();
-            kept = true;
+      do {
+        const uint32_t to =
+            WHOLE ? (k >> pairs) * 8 + (k & pairs ? i1 - i0 : 0) : r + (up ? i1 - i0 : 0);
+        const uint32_t end = WHOLE ? i1 - i0 - (k >> pairs) * 8 : i1 - i0 - r;
+        float c[2][2][4] = {};
+        multiply_rows<T, WHOLE>(w, f, a.chunks, c);
+        k++;
+        // The next rows are on their way to the registers while the sums of these are brought together.
+        if (WHOLE) {
+          if (k < groups || left) {
+            take_rows<WHOLE>(reader.wait(), a, width, chunks, w);
+            reader.release();
           }
-#pragma unroll 1
-          for (uint32_t r = 0; r < rows; r += 8) {
-            if (!taken) take_rows<WHOLE>(slot + r * width * 2, a, width, w);
-            taken = false;
-            if (kept && r + 8 >= rows) {
-              reader.release();
-              kept = false;
-            }
-            float y = multiply_rows<T, WHOLE>(w, f, a.chunks);
-            if (T == DT_F16) y *= scale;
-            const uint32_t row = r + lane / 4;
-            float *sum = sums + (r0 - i0 + row + (up ? i1 - i0 : 0)) * WARPS + warp;
-            if (lane % 4 == 0 && row < rows) *sum = b ? *sum + y : y;
+        } else {
+          r += 8;
+          if (r >= min(r0 + a.rows, i1 - i0)) { // the next piece
+            if (pairs && !up) up = 1, r = r0;
+            else up = 0, r0 = r;
+          }
+          if (k < groups) {
+            if (!in_piece) {
+              slot = reader.wait();
+              in_piece = min(a.rows, i1 - i0 - r0);
+            } else slot += 8 * width * 2;
+            take_rows<WHOLE>(slot, a, width, chunks, w);
+            if (in_piece <= 8) reader.release();
+            in_piece = in_piece > 8 ? in_piece - 8 : 0;
           }
         }
-      }
+        float y = sum_of_parts(c);
+        if (T == DT_F16) y *= scale;
+        float *sum = sums + (to + row) * WARPS + warp;
+        if (lane < 8 && row < end) *sum = b ? *sum + y : y;
+      } while (k < groups);
     }
+    const bool finishes = asked && mine < i1;
+    Ending end;
+    if (finishes) end = ending_of(p, s, t, at, mine);
+    if (finishes && t.op == OP_DOWN) wait_emptied(s, at.step * tiles + at.tile + 1);
     if (bar_sync_or(1, BLOCK, waiter.failed)) return false;
     if (!asked) return true;
-    if (from.gains && i0 == 0) {
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < WARPS; i++) sum += all_squares[i];
-      factor = rsqrtf(sum / (float)p.hidden + p.rms_eps);
+    if (from.gains && i0 == 0) factor = rsqrtf(total(all_squares) * p.qkv.per_column + p.rms_eps);
+    if (!finishes) continue;
+    float y = total(sums + threadIdx.x * WARPS) * factor + end.add;
+    if (pairs) {
+      const float up = total(sums + (threadIdx.x + i1 - i0) * WARPS) * factor + end.add_up;
+      y = __fdividef(y, 1.0f + __expf(-y)) * up;
     }
-    finish_rows(p, s, t, at, sums, i0, i1, factor, add, best);
+    if (t.op != OP_LM_HEAD) hand_on(end.to, y);
+    else {
+      store_l2(end.to, y);
+      best = better(best, candidate(y, (int32_t)(t.row0 + mine)));
+    }
   }
   return true;
 }
@@ -533,7 +641,197 @@ Keys and values of earlier positions come through the ring, two slots at a time;
 what they have, and merge tiles, a few elements each, bring them to one scale: a hand-off more, but the Wo tiles read one vector instead of
 one for each chunk. :*/
 //> tape_attend
-template <DType T, int H>
+// What a lane knows of its head: lane 4 g + t has head g % 4 of the warp's four.
+template <int D> struct Attended {
+  float max, sum;      // of this lane's positions
+  float out[D / 8][4]; // [tiles of eight elements]: parts g / 4 and 2 of elements 2 t and 2 t + 1
+};
+
+// Which heads a warp has, and which of the warps with the same heads it is.
+struct Share {
+  uint32_t h0, part, warps;
+};
+static __device__ __forceinline__ Share share_of(const Params &p) {
+  const uint32_t warp = threadIdx.x / WARP;
+  if (p.group <= TAPE_HEADS) return {0, warp, WARPS};
+  return {warp / (WARPS / 2) * TAPE_HEADS, warp % (WARPS / 2), WARPS / 2};
+}
+
+// Rows 4 * part + head of the first factor are the parts of the heads' queries. queries: [chunks of 32 elements][two multiplications].
+template <DType T, int D>
+static __device__ __forceinline__ float query_parts(const Params &p, const AttentionShared &s,
+                                                    uint32_t head, uint4 (&a)[D / CHUNK][2]) {
+  const uint32_t lane = threadIdx.x % WARP, t = lane % 4;
+  float q[D / CHUNK][8], scale = 1;
+#pragma unroll
+  for (int c = 0; c < D / CHUNK; c++) {
+    const bool there = head < p.group && c * CHUNK + t * 8 < p.head_dim;
+    const float4 zero = make_float4(0, 0, 0, 0),
+                 *from = (const float4 *)(s.heads + head * p.head_dim + c * CHUNK + t * 8);
+    const float4 x = there ? from[0] : zero, y = there ? from[1] : zero;
+    spread(x, y, q[c]);
+  }
+  if (T == DT_F16) {
+    float most = 0;
+#pragma unroll
+    for (int c = 0; c < D / CHUNK; c++)
+#pragma unroll
+      for (int k = 0; k < 8; k++) most = fmaxf(most, fabsf(q[c][k]));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    if (most > 0 && most < 1e30f) scale = exp2f(floorf(log2f(most)) - 13);
+  }
+#pragma unroll
+  for (int c = 0; c < D / CHUNK; c++) {
+    if (T == DT_F16)
+#pragma unroll
+      for (int k = 0; k < 8; k++) q[c][k] /= scale;
+    uint4 parts[PARTS];
+    split8<T>(q[c], parts);
+    const bool first = lane < 16;
+    const uint4 u = first ? parts[0] : parts[1], v = first ? parts[2] : make_uint4(0, 0, 0, 0);
+    a[c][0] = make_uint4(u.x, v.x, u.y, v.y);
+    a[c][1] = make_uint4(u.z, v.z, u.w, v.w);
+  }
+  return scale;
+}
+
+// Two floats as parts: rows g and g + 8 of a factor.
+template <DType T> static __device__ __forceinline__ uint2 weight_parts(float x, float y) {
+  uint32_t parts[PARTS];
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) {
+    const uint16_t u = narrow<T>(x), v = narrow<T>(y);
+    parts[i] = u | (uint32_t)v << 16;
+    x -= widen<T>(u);
+    y -= widen<T>(v);
+  }
+  const bool first = threadIdx.x % WARP < 16;
+  return make_uint2(first ? parts[0] : parts[1], first ? parts[2] : 0);
+}
+
+// All n positions of a block, sixteen a warp at a time; `newest` counts from its first.
+template <DType T, int D>
+static __device__ __forceinline__ void
+attend_block(const Params &p, const uint4 (&a)[D / CHUNK][2], float scale, const Share &share,
+             uint32_t n, uint32_t newest, const uint4 *keys, const uint4 *values,
+             const uint4 *fresh, Attended<D> &st) {
+  const uint32_t vectors = p.head_dim / 8, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+#pragma unroll 1
+  for (uint32_t i0 = share.part * 16; i0 < n; i0 += share.warps * 16) {
+    float s[2][2];
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+      const uint32_t i = min(i0 + b * 8 + g, n - 1);
+      const uint4 *row = (i == newest ? fresh : keys + i * vectors) + t;
+      float c[2][4] = {};
+#pragma unroll
+      for (int k = 0; k < D / CHUNK; k++) {
+        const uint4 x = k * 4 + t < vectors ? row[k * 4] : make_uint4(0, 0, 0, 0);
+        multiply_add<T>(c[0], a[k][0], x.x, x.y);
+        multiply_add<T>(c[1], a[k][1], x.z, x.w);
+      }
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float y = (c[0][e] + c[1][e]) + (c[0][2 + e] + c[1][2 + e]);
+        s[b][e] = (y + __shfl_xor_sync(0xffffffffu, y, 16)) * scale;
+        if (i0 + b * 8 + t * 2 + e >= n) s[b][e] = -INFINITY;
+      }
+    }
+    float most = st.max;
+#pragma unroll
+    for (int b = 0; b < 2; b++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        if (!(s[b][e] <= most)) most = s[b][e]; // NaN takes over
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, most, o);
+      if (!(other <= most)) most = other;
+    }
+    const float before = __expf(st.max - origin(most));
+    st.max = most;
+#pragma unroll
+    for (int b = 0; b < 2; b++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) s[b][e] = __expf(s[b][e] - origin(most));
+    st.sum = fmaf(st.sum, before, (s[0][0] + s[0][1]) + (s[1][0] + s[1][1]));
+#pragma unroll
+    for (int d = 0; d < D / 8; d++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) st.out[d][e] *= before;
+    const uint2 u = weight_parts<T>(s[0][0], s[0][1]), v = weight_parts<T>(s[1][0], s[1][1]);
+    const uint4 weights = make_uint4(u.x, u.y, v.x, v.y);
+    // This lane's row of the four matrices that are turned over together: positions 0 to 7 and 8 to 15, of eight elements and the next eight.
+    const uint32_t i = min(i0 + lane % 16, n - 1);
+    const uint4 *row = i == newest ? fresh + vectors : values + i * vectors;
+#pragma unroll
+    for (uint32_t d = 0; d < D / 16; d++) {
+      if (d * 16 >= p.head_dim) break;
+      uint32_t x[4];
+      load_transposed(x, row + min(d * 2 + lane / 16, vectors - 1));
+      multiply_add<T>(st.out[d * 2], weights, x[0], x[1]);
+      multiply_add<T>(st.out[d * 2 + 1], weights, x[2], x[3]);
+    }
+  }
+}
+
+// The parts, then the warps. rows: of the chunk's first block. finish(head, element, total, largest score, summed weights).
+template <int D, class Finish>
+static __device__ __forceinline__ void merge_warps(const Params &p, const Share &share,
+                                                   uint32_t rows, Attended<D> &st,
+                                                   const AttentionShared &s, Finish finish) {
+  const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+  const uint32_t active = min(share.warps, (rows + 15) / 16); // the others have nothing
+  if (share.part < active) {
+    float sum = st.sum;
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    float *to = s.sums + (warp * TAPE_HEADS + g) * p.head_dim + t * 2;
+#pragma unroll
+    for (uint32_t d = 0; d < D / 8; d++) {
+      if (d * 8 >= p.head_dim) break;
+      float x = st.out[d][0] + st.out[d][2], y = st.out[d][1] + st.out[d][3];
+      x += __shfl_xor_sync(0xffffffffu, x, 16);
+      y += __shfl_xor_sync(0xffffffffu, y, 16);
+      if (lane < 16) *(float2 *)(to + d * 8) = make_float2(x, y);
+    }
+    if (lane < 16 && t == 0)
+      *(float2 *)(s.max + (warp * TAPE_HEADS + g) * 2) = make_float2(st.max, sum);
+  }
+  sync_block();
+  // A warp takes a head's 32 elements.
+  const uint32_t per_head = (p.head_dim + WARP - 1) / WARP;
+#pragma unroll 1
+  for (uint32_t head = 0, part = warp; head < p.group;) {
+    if (part >= per_head) {
+      part -= per_head;
+      head++;
+      continue;
+    }
+    const uint32_t d = part * WARP + lane;
+    part += WARPS;
+    if (d >= p.head_dim) continue;
+    const uint32_t first = head / TAPE_HEADS * share.warps * TAPE_HEADS + head % TAPE_HEADS;
+    const float2 *of = (const float2 *)s.max + first;
+    float largest = of[0].x, total = 0, weights = 0;
+#pragma unroll 2
+    for (uint32_t w = 1; w < active; w++) {
+      const float other = of[w * TAPE_HEADS].x;
+      if (!(other <= largest)) largest = other;
+    }
+#pragma unroll 2
+    for (uint32_t w = 0; w < active; w++) {
+      const float2 state = of[w * TAPE_HEADS];
+      const float scale = __expf(state.x - origin(largest));
+      total = fmaf(s.sums[(first + w * TAPE_HEADS) * p.head_dim + d], scale, total);
+      weights = fmaf(state.y, scale, weights);
+    }
+    finish(head, d, total, largest, weights);
+  }
+}
+
+template <DType T, int D>
 static __device__ __forceinline__ void attend_tile(const Params &p, const TapeShared &s,
                                                    const Tile &t, const Place &at, Reader &reader,
                                                    Waiter &waiter) {
@@ -541,10 +839,10 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
     begin_turn(p, s, at, t);
     return;
   }
-  const uint32_t newest = at.position, block = rows_of_slot(p);
+  const uint32_t newest = p.position + at.step, block = rows_of_slot(p);
   uint32_t p0, p1;
   chunk_range(newest + 1, t.part, at.chunks, &p0, &p1);
-  const HeadLanes lanes = head_lanes(p.head_dim);
+  const Share share = share_of(p);
 #pragma unroll 1
   for (uint32_t kv = t.row0; kv < t.row1; kv++) {
     make_heads<T>(p, t.layer, kv, newest, newest < p1, s.attention,
@@ -555,10 +853,15 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
                     return make_float2(v[0], v[1]);
                   });
     if (kv == t.row0) begin_turn(p, s, at, t);
-    HeadStates<H> st;
-    clear(st);
-    float q[H][8];
-    lane_queries<H>(p, 0, lanes, s.attention, q);
+    Attended<D> st;
+    st.max = -INFINITY, st.sum = 0;
+#pragma unroll
+    for (int d = 0; d < D / 8; d++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) st.out[d][e] = 0;
+    uint4 a[D / CHUNK][2];
+    const float scale =
+        query_parts<T, D>(p, s.attention, share.h0 + threadIdx.x / 4 % TAPE_HEADS, a);
 #pragma unroll 1
     for (uint32_t b0 = p0; b0 < p1; b0 += block) {
       const uint32_t n = min(p1 - b0, block);
@@ -570,24 +873,23 @@ static __device__ __forceinline__ void attend_tile(const Params &p, const TapeSh
         second.advance();
         values = (const uint4 *)second.wait();
       }
-      attend_rows<T, H, H <= HEADS_AT_ONCE ? ROWS_TOGETHER : 1>(p, q, lanes, n, newest - b0, keys,
-                                                                values, s.attention.fresh, st);
+      attend_block<T, D>(p, a, scale, share, n, newest - b0, keys, values, s.attention.fresh, st);
       if (!some) continue;
       reader.release();
       reader.release();
     }
     const uint64_t head0 = (uint64_t)t.part * p.heads + kv * p.group;
-    merge_states<H>(p, 0, lanes, st, s.attention,
-                    [&](uint32_t h, uint32_t d, float total, float most, float weights) {
-                      if (at.chunks == 1) {
-                        hand_on(p.merged + (kv * p.group + h) * p.head_dim + d, total / weights);
-                        return;
-                      }
-                      hand_on(p.attention + (head0 + h) * p.head_dim + d, total);
-                      if (d) return;
-                      hand_on(p.score_max + head0 + h, most);
-                      hand_on(p.denominator + head0 + h, weights);
-                    });
+    merge_warps<D>(p, share, min(p1 - p0, block), st, s.attention,
+                   [&](uint32_t h, uint32_t d, float total, float most, float weights) {
+                     if (at.chunks == 1) {
+                       hand_on(p.merged + (kv * p.group + h) * p.head_dim + d, total / weights);
+                       return;
+                     }
+                     hand_on(p.attention + (head0 + h) * p.head_dim + d, total);
+                     if (d) return;
+                     hand_on(p.score_max + head0 + h, most);
+                     hand_on(p.denominator + head0 + h, weights);
+                   });
   }
 }
 
@@ -649,33 +951,37 @@ static __device__ __forceinline__ int32_t take_candidates(const Params &p, const
 }
 
 // Decides for the block. False: leave.
-template <DType T, int H>
+template <DType T, bool WHOLE, int D>
 static __device__ __forceinline__ bool play_token(const Params &p, const TapeShared &s,
                                                   uint32_t tiles, Place &at, int32_t &token,
-                                                  uint32_t &rounds, bool wanted, Reader &reader) {
-  Candidate best = no_candidate();
+                                                  bool wanted, Reader &reader) {
+  Candidate best;
   Waiter waiter = {p, at.step, 0, false};
-  const float2 *turn = p.rotation + (uint64_t)at.position * (p.head_dim / 2);
+  const float2 *turn = p.rotation + (uint64_t)(p.position + at.step) * (p.head_dim / 2);
   for (uint32_t i = threadIdx.x; i < p.head_dim / 2; i += BLOCK) s.attention.rotation[i] = turn[i];
-  for (uint32_t i = 0; i < tiles; i++) {
-    const Tile t = s.tiles[i];
+#pragma unroll 1
+  for (at.tile = 0; at.tile < tiles; at.tile++) {
+    const Tile t = s.tiles[at.tile];
     waiter.wave = t.wave;
-    at.turn++;
-    if (t.op == OP_ATTEND) attend_tile<T, H>(p, s, t, at, reader, waiter);
+    if (t.op == OP_ATTEND) attend_tile<T, D>(p, s, t, at, reader, waiter);
     else if (t.op == OP_MERGE) merge_tile(p, s, t, at, waiter);
     else {
-      if (t.op == OP_QKV)
-        for (at.wo = i; s.tiles[at.wo].op != OP_WO;) at.wo++;
-      if (t.op == OP_GATE_UP) at.down = range(s.tiles[i + 1]);
-      if (t.op == OP_LM_HEAD) at.layer--; // the last that was begun, not one more
-      const DeviceMatrix &m = tape_matrix(p, t.op);
-      const bool alive =
-          m.tape_whole && m.tape_blocks <= 4
-              ? weights_tile<T, 4, true>(p, s, t, at, token, wanted, reader, waiter, best)
-              : weights_tile<T, 8, false>(p, s, t, at, token, wanted, reader, waiter, best);
+      RowRange keep = {0, 0};
+      if (t.op == OP_QKV) {
+        uint32_t wo = at.tile + 1;
+#pragma unroll 1
+        while (s.tiles[wo].op != OP_WO) wo++;
+        keep = range(s.tiles[wo]);
+      }
+      if (t.op == OP_GATE_UP) keep = range(s.tiles[at.tile + 1]);
+      if (t.op == OP_LM_HEAD) {
+        at.layer--; // the last that was begun, not one more
+        best = no_candidate();
+      }
+      bool alive;
+      alive = weights_tile<T, WHOLE>(p, s, tiles, t, at, keep, token, wanted, reader, waiter, best);
       if (!alive) return false;
-      if (t.op == OP_LM_HEAD) at.layer++;
-      if (t.op == OP_DOWN) at.layer++;
+      if (t.op == OP_LM_HEAD || t.op == OP_DOWN) at.layer++;
     }
     stamp(p, at.step, t.wave, 1);
   }
@@ -683,26 +989,27 @@ static __device__ __forceinline__ bool play_token(const Params &p, const TapeSha
   const Tile head = s.tiles[tiles - 1];
   best = block_best(best, s.candidate);
   if (threadIdx.x == 0) {
+    const uint32_t rounds = at.step - p.first_logits;
     store_relaxed64(p.candidates + (~rounds & 1) * p.slots + head.part, ~0ull);
     store_relaxed64(p.candidates + (rounds & 1) * p.slots + head.part,
                     __float_as_uint(best.logit) | (uint64_t)(uint32_t)best.id << 32);
   }
-  token = take_candidates(p, s, rounds & 1, waiter);
-  rounds++;
+  token = take_candidates(p, s, (at.step - p.first_logits) & 1, waiter);
   return !bar_sync_or(1, BLOCK, waiter.failed);
 }
 
-template <DType T, int H>
+template <DType T, bool WHOLE, int D>
 __global__ void __launch_bounds__(TAPE_BLOCK, 1) tape_kernel(const __grid_constant__ Params p) {
   DYNAMIC_SHARED(unsigned char, bytes);
-  const TapeShared s = tape_shared(p, bytes, H);
+  const TapeShared s = tape_shared(p, bytes);
   const uint32_t first = p.first[blockIdx.x], tiles = p.first[blockIdx.x + 1] - first;
   for (uint32_t i = threadIdx.x; i < tiles; i += TAPE_BLOCK) s.tiles[i] = p.tile[first + i];
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < p.ring_slots; i++) {
       mbarrier_init(s.ring.full + i, TAPE_FULL_ARRIVALS);
-      mbarrier_init(s.ring.empty + i, WARPS);
+      mbarrier_init(s.ring.empty + i, BLOCK);
     }
+    for (int i = 0; i < WARP; i++) s.zeros[i] = make_uint4(0, 0, 0, 0);
     *s.ring.progress = *s.ring.leave = *s.ring.emptied = 0;
     mbarrier_init_fence();
   }
@@ -717,15 +1024,14 @@ __global__ void __launch_bounds__(TAPE_BLOCK, 1) tape_kernel(const __grid_consta
   more_registers();
 
   Place at = {};
-  Reader reader = {p, s.ring, {0, 0}, 0};
-  uint32_t made = 0, rounds = 0;
+  Reader reader = {p, s.ring, {0, 0}};
+  uint32_t made = 0;
   int32_t token = -1;
   for (at.step = 0; at.step < p.steps; at.step++) {
-    at.position = p.position + at.step;
-    at.chunks = chunks_in_use(p, at.position);
+    at.chunks = chunks_in_use(p, p.position + at.step);
     const bool wanted = at.step >= p.first_logits;
     if (at.step < p.prompt_tokens) token = p.prompt[at.step];
-    if (!play_token<T, H>(p, s, tiles, at, token, rounds, wanted, reader)) break;
+    if (!play_token<T, WHOLE, D>(p, s, tiles, at, token, wanted, reader)) break;
     stamp(p, at.step, p.waves, 0);
     if (!wanted) continue;
     bool stop = token < 0;

@@ -640,7 +640,10 @@ enum {
   TAPE_BLOCKS = 8,     // of a row, at most
   TAPE_SUMS = 128,     // rows that are finished together, at most
   TAPE_GROUP = 8,      // query heads of a K/V head, at most
-  TAPE_HEAD = 256      // a head's size, at most
+  TAPE_HEADS = 4,      // of them a warp takes together
+  TAPE_PARTS_BYTES =
+      16 * (8 * 3 * 36 + 36), // of shared memory, for a vector as the tensor cores want it
+  TAPE_HEAD = 128             // a head's size, at most
 };
 typedef struct TapeCut {
   uint32_t columns, blocks; // of a block, a multiple of 256; how many make a row

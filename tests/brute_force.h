@@ -565,7 +565,7 @@ static const char *tape_header(const Plan *p) {
   if (p->sync == SYNC_BARRIER) return p->ring_slots || p->slot_bytes ? "ring" : NULL;
   if (p->sync != SYNC_DATA || strcmp(p->target.kind, "cuda") != 0) return "sync";
   if (!p->one_pass || p->ffn_parts || h->heads / h->kv_heads > 8) return "sync";
-  if (h->head_dim % 8 || h->head_dim > 256) return "sync";
+  if (h->head_dim % 8 || h->head_dim > 128) return "sync";
   if (p->ring_slots < 2 || p->slot_bytes == 0 || p->slot_bytes % 16) return "ring";
   if (!tape_fits(h->hidden, p->slot_bytes) || !tape_fits(h->inter, p->slot_bytes)) return "ring";
   if (!tape_fits((long)h->heads * h->head_dim, p->slot_bytes)) return "ring";
@@ -582,12 +582,13 @@ static bool tape_room(const Plan *p) {
     for (uint32_t i = 0; i < p->tile_count; i++) own += p->tile[i].worker == w;
     if (own > tiles) tiles = own;
   }
-  double heads = group <= 4 ? 4 : 8, own = ceil((double)h->hidden / p->workers);
+  double own = ceil((double)h->hidden / p->workers);
   double qkv = ceil((h->heads + 2 * h->kv_heads) * dim / p->workers);
   double pair = ceil((double)h->inter / p->workers), ids = ceil((double)h->vocab / p->workers);
   double rows = fmax(fmin(fmax(fmax(qkv, own), ids), 128), 2 * fmin(pair, 128));
-  double bytes = (double)p->ring_slots * p->slot_bytes + 3 * 2048 * 2 + 512 +
-                 4 * (2 * (own + 3) + 2 * 8 * rows + (group + 2) * dim + 8 * heads * (dim + 2)) +
+  // The parts: three of 512 bytes and a gap of 64 for each of eight warps, a gap, and zeros.
+  double bytes = (double)p->ring_slots * p->slot_bytes + 8 * 3 * 576 + 64 + 512 + 512 +
+                 4 * (2 * (own + 3) + 2 * 8 * rows + (group + 2) * dim + 8 * 4 * (dim + 2)) +
                  24 * tiles;
   return p->target.shared_bytes == 0 || bytes <= p->target.shared_bytes;
 }

@@ -33,7 +33,7 @@ What is provided, all under CUDA's own names:
 | block | `__syncthreads __syncthreads_or __syncthreads_and __syncthreads_count bar_sync bar_sync_or bar_arrive DYNAMIC_SHARED` |
 | warp | `__syncwarp __shfl_sync __shfl_xor_sync __shfl_up_sync __shfl_down_sync __ballot_sync __any_sync __all_sync __activemask` |
 | memory | `load_stream load_l2 store_l2 load_acquire store_release load_relaxed load_relaxed4 load_relaxed64 store_relaxed store_relaxed64 load_shared_acquire store_shared_release add_shared_release add_release atomic_add_acq_rel fence_gpu __threadfence __threadfence_block __ldg __ldcg __stcg` |
-| copies | `mbarrier_init mbarrier_init_fence mbarrier_arrive mbarrier_expect mbarrier_test bulk_copy fence_async_proxy fence_async_shared tape_begin tape_copy tape_end TAPE_FULL_ARRIVALS` |
+| copies | `mbarrier_init mbarrier_init_fence mbarrier_arrive mbarrier_expect mbarrier_test bulk_copy fence_async_proxy fence_async_shared tape_begin tape_copy tape_copy_rows tape_end TAPE_FULL_ARRIVALS` |
 | time | `global_nanoseconds nanosleep_short __nanosleep __trap` |
 | numbers | `f16_to_float float_to_f16 __float_as_uint __uint_as_float __float_as_int __int_as_float rsqrtf __expf __logf __sinf __cosf __fdividef __fmaf_rn __fmul_rn __fadd_rn min max __popc __clz __ffs`, and all of `<math.h>` |
 | launch | `launch_cooperative cudaLaunchCooperativeKernel cudaLaunchKernel` (the last two with the kernel itself, not cast to a pointer) |
@@ -797,6 +797,11 @@ inline void add_shared_release(uint32_t *p, uint32_t n) {
   *p += n;
   fiber::progress();
 }
+inline void add_shared(uint32_t *p, uint32_t n) {
+  fiber::interrupt();
+  *p += n;
+  fiber::progress();
+}
 
 inline uint32_t atomic_add_acq_rel(uint32_t *p, uint32_t n) {
   fiber::interrupt();
@@ -913,6 +918,11 @@ inline void tape_begin(uint64_t *b, uint32_t bytes) {
 inline void tape_copy(void *shared, const void *global, uint32_t bytes, uint64_t *b) {
   if (fiber::tape_leader("tape_copy", (uintptr_t)shared * 31 + (uintptr_t)global * 7 + bytes))
     bulk_copy(shared, global, bytes, b);
+}
+inline void tape_copy_rows(void *shared, const uint8_t *global, uint32_t n, uint32_t bytes,
+                           uint64_t stride, uint64_t *b) {
+  for (uint32_t r = threadIdx.x % 32; r < n; r += 32)
+    bulk_copy((char *)shared + r * bytes, global + r * stride, bytes, b);
 }
 inline void tape_end(uint64_t *b) { fiber::tape_leader("tape_end", (uintptr_t)b); }
 //< fiber_tape_slot

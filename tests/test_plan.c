@@ -850,8 +850,8 @@ static void tapes_refused(void **state) {
   REFUSED("the FFN is to be fused", t.ffn = FFN_FUSED);
   REFUSED("in two passes", t.attention = ATTENTION_TWO_PASS);
   REFUSED("16 query heads of a K/V head; at most 8", s.kv_heads = 2);
-  REFUSED("heads of 68; must be a multiple of 8 and at most 256", s.head_dim = 68);
-  REFUSED("heads of 264; must be a multiple of 8 and at most 256", s.head_dim = 264);
+  REFUSED("heads of 68; must be a multiple of 8 and at most 128", s.head_dim = 68);
+  REFUSED("heads of 264; must be a multiple of 8 and at most 128", s.head_dim = 264);
   REFUSED("3073 workers, and 3072 rows of qkv", t.workers = 3073);
   REFUSED("2049 workers, and 2048 rows of wo and down", t.workers = 2049);
   REFUSED("132 workers, and 131 rows of gate and up", s.inter = 131);
@@ -859,7 +859,7 @@ static void tapes_refused(void **state) {
   REFUSED("down has rows of 16385 columns; at most 16384", s.inter = 16385);
   REFUSED("down has rows of 8193 columns; slots of 16384 bytes hold at most 8192", s.inter = 8193;
           t.shared_bytes = 163839);
-  REFUSED("65536 bytes of shared memory hold 1 slots of 16384 bytes beside 33456",
+  REFUSED("65536 bytes of shared memory hold 1 slots of 16384 bytes beside 35568",
           t.shared_bytes = 65536);
   REFUSED("1024 bytes of shared memory hold 0 slots of 16384 bytes beside", t.shared_bytes = 1024);
 #undef REFUSED
