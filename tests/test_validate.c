@@ -50,11 +50,11 @@ static Target card(uint32_t workers, uint32_t shared_bytes) {
   return t;
 }
 
-// Heads of sixteen, the smallest that a tape may have.
+// Heads of eight, the smallest that a tape may have.
 static Shape tiny_tape(int32_t hidden, int32_t heads, int32_t kv_heads, int32_t inter,
                        int32_t layers, int32_t vocab) {
   Shape s = tiny(hidden, heads, kv_heads, inter, layers, vocab);
-  s.head_dim = 16;
+  s.head_dim = 8;
   return s;
 }
 
@@ -956,7 +956,7 @@ static void header_of_a_tape(void **state) {
   REFUSED("sync", p.one_pass = false);
   REFUSED("sync", p.ffn_parts = 4);
   REFUSED("sync", p.shape.head_dim = 4);
-  REFUSED("sync", p.shape.head_dim = TAPE_HEAD + 16);
+  REFUSED("sync", p.shape.head_dim = TAPE_HEAD + 8);
   REFUSED("sync", p.shape.heads = 18);    // nine query heads of a K/V head
   REFUSED("sync", p.sync = SYNC_BARRIER); // with a ring
   REFUSED("ring", p.ring_slots = 1);
@@ -972,8 +972,8 @@ static void header_of_a_tape(void **state) {
   REFUSED("one sync", nth(&p, OP_LM_HEAD, 0, 1)->op = OP_FINAL_NORM);
   REFUSED("one attention", nth(&p, OP_ATTEND, 0, 1)->op = OP_SCORES);
   REFUSED("one FFN form", nth(&p, OP_DOWN, 0, 1)->op = OP_FFN_REDUCE);
-  REFUSED("bounds", nth(&p, OP_MERGE, 1, 0)->row1 = 30);
-  REFUSED("bounds", nth(&p, OP_MERGE, 1, 3)->row1 = 68);
+  REFUSED("bounds", nth(&p, OP_MERGE, 1, 0)->row1 = 14);
+  REFUSED("bounds", nth(&p, OP_MERGE, 1, 3)->row1 = 36);
   REFUSED("bounds", nth(&p, OP_MERGE, 1, 0)->part = 1);
   REFUSED("one chunk", p.chunks = 1; p.fused_context = UINT32_MAX); // what is there to merge?
 #undef REFUSED
@@ -1129,12 +1129,12 @@ static void unusual_tapes_pass(void **state) {
   accepted(&p);
   base_tape(&p); // one tile merges two heads, another two fours
   Tile *t = nth(&p, OP_MERGE, 0, 0);
-  t->row0 = 0, t->row1 = 48;
+  t->row0 = 0, t->row1 = 24;
   for (uint32_t i = 0; i < p.tile_count;)
-    if (p.tile[i].op == OP_MERGE && p.tile[i].layer == 0 && p.tile[i].row0 && p.tile[i].row0 < 48)
+    if (p.tile[i].op == OP_MERGE && p.tile[i].layer == 0 && p.tile[i].row0 && p.tile[i].row0 < 24)
       remove_tile(&p, i);
     else i++;
-  nth(&p, OP_MERGE, 0, 1)->row0 = 48;
+  nth(&p, OP_MERGE, 0, 1)->row0 = 24;
   accepted(&p);
   base_tape(&p); // rows dealt unevenly
   nth(&p, OP_QKV, 0, 0)->row1 += 3;
