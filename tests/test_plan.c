@@ -871,25 +871,30 @@ static void tapes_refused(void **state) {
   plan_free(&p);
   t.shared_bytes--;
   assert_int_equal(plan_make(&s, &t, &p, &e), -1);
-  // What the shape asks for, by hand: three parts of 2,048 two-byte columns; two times 16 residual rows and 3; two times eight sums of the 128 rows of
+  // What the shape asks for, by hand: three parts of 512 bytes, and gaps of 64, for eight warps, a gap and zeros; two times 16 residual rows and 3; two times eight sums of the 128 rows of
   // lm_head that are finished together; (4 + 2) heads of 64; 8 sums of 4 heads and their two states; 512 bytes; 97 tiles.
-  assert_int_equal(tape_reserve(&s, 132, 97),
-                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 128 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
+                                                  4 * (2 * 19 + 2 * 8 * 128 + 6 * 64 + 8 * 4 * 66) +
+                                                  512 + 24 * 97);
   s.vocab = 132; // then 63 rows of gate and 63 of up
-  assert_int_equal(tape_reserve(&s, 132, 97),
-                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 126 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
+                                                  4 * (2 * 19 + 2 * 8 * 126 + 6 * 64 + 8 * 4 * 66) +
+                                                  512 + 24 * 97);
   s.inter = 132 * 200; // 128 of each are finished together
-  assert_int_equal(tape_reserve(&s, 132, 97),
-                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 256 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
+                                                  4 * (2 * 19 + 2 * 8 * 256 + 6 * 64 + 8 * 4 * 66) +
+                                                  512 + 24 * 97);
   s.inter = 132; // then qkv's 3,072 rows, 24 a worker
-  assert_int_equal(tape_reserve(&s, 132, 97),
-                   3 * 2 * 2048 + 4 * (2 * 19 + 2 * 8 * 24 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
+                                                  4 * (2 * 19 + 2 * 8 * 24 + 6 * 64 + 8 * 4 * 66) +
+                                                  512 + 24 * 97);
   s.hidden = 132 * 30 + 1; // then wo's and down's, 31
-  assert_int_equal(tape_reserve(&s, 132, 97),
-                   3 * 2 * 2048 + 4 * (2 * 34 + 2 * 8 * 31 + 6 * 64 + 8 * 4 * 66) + 512 + 24 * 97);
+  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
+                                                  4 * (2 * 34 + 2 * 8 * 31 + 6 * 64 + 8 * 4 * 66) +
+                                                  512 + 24 * 97);
   s.heads = 40; // five of a K/V head: eight at once
   assert_int_equal(tape_reserve(&s, 132, 0),
-                   3 * 2 * 2048 + 4 * (2 * 34 + 2 * 8 * 31 + 7 * 64 + 8 * 8 * 66) + 512);
+                   16 * (8 * 3 * 36 + 36) + 4 * (2 * 34 + 2 * 8 * 31 + 7 * 64 + 8 * 8 * 66) + 512);
 }
 
 static void what_a_tape_costs(void **state) {
