@@ -19,6 +19,9 @@ reads. It takes no part in choosing a token. :*/
 extern "C" const char kernel_fingerprint_text[];
 #endif
 
+// How long anybody waits for a worker before it counts as lost; under a tool that watches each access a token takes seconds.
+static const unsigned long long PATIENCE_NS = 10000000000ull;
+
 extern "C" const char *kernel_fingerprint(void) { return KERNEL_FINGERPRINT; }
 
 static int cuda_fail(Error *e, const char *what, cudaError_t code) {
@@ -568,12 +571,14 @@ static void fill_params(Gpu *g) {
   p->stops = (uint32_t)g->model->stop_count;
   for (uint32_t i = 0; i < p->stops; i++) p->stop[i] = g->model->stop_ids[i];
   p->lost = UINT32_MAX;
-  p->patience_ns = 2000000000ull;
+  p->patience_ns = PATIENCE_NS;
 }
 
 static int open_gpu(Gpu *g, Error *e) {
   Target card;
   if (gpu_target(g->device, 0, &card, e) != 0 || check_fit(g, &card, e) != 0) return -1;
+  const uint32_t planned = g->plan->target.shared_bytes; // may be less than the card has (--smem)
+  if (planned && planned < card.shared_bytes) card.shared_bytes = planned;
   fill_params(g);
   lay_out(g);
   g->shared = shared_bytes(g, card.shared_bytes);
@@ -858,7 +863,7 @@ extern "C" int gpu_probe(int device, uint32_t workers, FILE *sweep, Target *out,
   p.workers = out->workers;
   p.barrier_count = scratch + 16;
   p.status = (Status *)(scratch + 32);
-  p.patience_ns = 2000000000ull;
+  p.patience_ns = PATIENCE_NS;
   const uint32_t rounds = 1000;
   double ms = median_ms([&] {
     cudaError_t c = cudaMemsetAsync(p.barrier_count, 0, sizeof(uint32_t), 0);

@@ -8,7 +8,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 case ${1:-} in
-gpu) set -- *.cuh *.cu ;;
+gpu) set -- *.cuh *.cu trace.c ;;
 cpu) set -- tiles_cpu.c dot.c ;;
 ladder) set -- *.cuh *.cu chapters/*.cu chapters/*.c chapters/*.h ;;
 *)

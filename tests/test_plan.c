@@ -892,9 +892,9 @@ static void tapes_refused(void **state) {
   assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
                                                   4 * (2 * 34 + 2 * 8 * 31 + 6 * 64 + 8 * 4 * 66) +
                                                   512 + 24 * 97);
-  s.heads = 40; // five of a K/V head: eight at once
+  s.heads = 40; // five of a K/V head: four a warp all the same
   assert_int_equal(tape_reserve(&s, 132, 0),
-                   16 * (8 * 3 * 36 + 36) + 4 * (2 * 34 + 2 * 8 * 31 + 7 * 64 + 8 * 8 * 66) + 512);
+                   16 * (8 * 3 * 36 + 36) + 4 * (2 * 34 + 2 * 8 * 31 + 7 * 64 + 8 * 4 * 66) + 512);
 }
 
 static void what_a_tape_costs(void **state) {
