@@ -554,10 +554,6 @@ weights_tile(const Params &p, const TapeShared &s, uint32_t tiles, const Tile &t
         make_factor<T, WHOLE>(x, a.chunks, room, s.zeros, f, scale);
         if (b == 0 && i0 == 0) begin_turn(p, s, at, t);
       }
-      if (from.gains && i0 == 0 && b == 0) {
-        squares = warp_sum(squares);
-        if (lane == 0) all_squares[warp] = squares;
-      }
       if (!WHOLE && a.blocks > 1) {
         const uint32_t before = chunks;
         width = width_of(a, b), chunks = chunks_of(a, width);
@@ -611,6 +607,10 @@ weights_tile(const Params &p, const TapeShared &s, uint32_t tiles, const Tile &t
         float *sum = sums + (to + row) * WARPS + warp;
         if (lane < 8 && row < end) *sum = b ? *sum + y : y;
       } while (k < groups);
+    }
+    if (from.gains && i0 == 0) {
+      squares = warp_sum(squares);
+      if (lane == 0) all_squares[warp] = squares;
     }
     const bool finishes = asked && mine < i1;
     Ending end;
