@@ -7,14 +7,20 @@ to order: no fence, no flag, no second trip to L2. The method is Lamport's, and 
 
 What it costs is care with the second use. A buffer must be empty again before anyone reads it for the next layer, and no value may be made
 empty that someone still wants. Both follow from reads of a whole vector. Every worker has rows in every matrix, so who has read all of a layer's
-activation knows that every worker has begun its down tile, and is done with all that came before. At that moment, in the long shadow of the down
-projection's weights, a warp that has nothing else to do empties what its worker wrote for this layer, and *fences*. Only then does the worker hand on its rows of the
-residual; whoever reads them may look at the emptied buffers again. The activation itself and the residual after down are not done with at that moment. They have two copies, used by turns,
-and are emptied a layer later.
+activation knows that every worker has handed on its rows of it, and is done with all that came before.
 
-The same fence serves the K/V cache: rows written by an attend tile are in memory for everybody who has read the layer's residual.
+So each worker ends a layer in this order:
 
-Waiting must end when a worker is lost: whoever has waited longer than `patience_ns` says so in the status and leaves, and the others see that. :*/
+1. Its warps begin the down tile: together they have read the whole activation.
+2. In the long shadow of the down projection's weights, a warp that has nothing else to do *empties* what the worker wrote for this layer up to the residual
+   after Wo. The activation and the residual after down are not done with at that moment. They have two copies, used by turns, and what it
+   empties of them is the layer before's.
+3. The same warp *fences*. Who must see what: the emptied slots, and the K/V rows that the worker's attend tiles have written, must be there for everybody who reads
+   what comes next.
+4. Only then does the worker *hand on* its rows of the residual. Whoever has read all of it may look at the emptied buffers again, whoever wrote them, and may copy those K/V rows.
+
+Waiting must end when a worker is lost. Whoever has waited longer than `patience_ns` says so in the status and leaves. The others see it there: every thread that waits looks at
+the status after each 1,024 polls (`gave_up`), and leaves too. :*/
 #ifndef HANDOFF_CUH
 #define HANDOFF_CUH
 #include "barrier.cuh"

@@ -5,16 +5,25 @@ worker's tiles, cuts each into pieces and copies piece after piece into the slot
 runs ahead of the eight warps that compute, across waves and across tokens, as far as the ring reaches. While they wait for a hand-off, the
 memory stays busy.
 
-**Slots.** Each has two barriers of the shared-memory kind. *Full* is completed by the copied bytes themselves; *empty* by the eight warps, each of
-which arrives when it has its part of the piece in registers. A slot always belongs to all eight warps in turn, and each waits for the pieces in order, so
+**Slots.** Each has two barriers of the shared-memory kind. *Full* is completed by the copied bytes themselves; *empty* by all lanes of the eight warps, each of
+which arrives for itself when it has read its part of the piece. A slot always belongs to all eight warps in turn, and each waits for the pieces in order, so
 one bit, the parity of the lap, tells this lap from the last.
 
 **Urgent and speculative.** Pieces of the tile in work are copied as soon as their slot is free. Pieces of later tiles are speculation: with all of them
-on the way at once, the small reads of a hand-off would queue behind them. So of those only one is on the way at a time.
+on the way at once, the small reads of a hand-off would queue behind them. So of those no more than `PIECES_AHEAD` are on the way at a time: each waits until the
+piece so many places before it has landed.
 
-**Keys and values.** An attend tile's earlier positions are pieces too, keys and values by turns. The newest rows that they contain were written during the token
-before, by other SMs, with ordinary stores; so no such piece is asked for before this block has read a whole residual that was handed on after them
-(`handoff.cuh`), and a fence brings the copy engine behind that moment.
+**Exchanged halves.** Shared memory has 32 banks of four bytes, and a 16-byte load is served a quarter of a warp at a time: eight lanes, 128 bytes, each bank once. In the deal that the
+tensor cores want, those eight lanes read 64 bytes of a row and the same 64 bytes of the row below it. Rows lie a multiple of 128 bytes apart, so both would fall into the
+same 16 banks, and every load of weights would take two turns instead of one. So in every second row of a matrix the two halves of each 128 bytes change places. That is done once, when the
+weights are uploaded (`upload_rows` in `gpu.cu`); whoever reads a row knows from its number where to look, and that includes the embedding's rows, since the embedding is often lm_head
+itself. Rows that are no multiple of 128 bytes stay as they are, and so do keys and values.
+
+**Keys and values.** An attend tile's earlier positions are pieces too, keys and values by turns. The newest row that they contain was written during the token
+before, with ordinary stores, by the computing warps of some block. Who must see what: those stores must be there for the *copy engine* of each block that copies the row. Three steps bring them
+there. The block that wrote fences before it hands on its rows of that layer's residual (`handoff.cuh`). This block's warps, once they begin lm_head, have read the whole of a later residual, and
+release that to the fetching warp, which acquires it. And the fetching warp's two fences put its copies behind that moment: `fence_gpu` for the whole card and not only for the block,
+`fence_async_proxy` because a copy does not take the path of ordinary loads. Once a token is enough. A launch's first token needs none of it: the launch before has ended.
 
 What a piece holds follows from the tile and the position alone. Both sides compute it with the functions below. :*/
 #ifndef TAPE_CUH
@@ -201,7 +210,10 @@ __device__ __forceinline__ void fetch_tape(const Params &p, const Ring &ring, co
 }
 //< tape_producer
 
-/*: ## What the computing warps see :*/
+/*: ## What the computing warps see
+
+Each lane gives a slot back for itself. One lane a warp, after a `__syncwarp`, would be as right and takes as long. But racecheck follows an mbarrier's arrivals lane by lane: it does not see
+that a `__syncwarp` has put the other lanes' reads before that one arrival, and reports the next copy into the slot as a hazard. :*/
 //> tape_reader
 struct Reader {
   const Params &p;
