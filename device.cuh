@@ -82,19 +82,19 @@ Who must see what. `mbarrier_arrive` is a release and `mbarrier_test`, when true
 from a slot or wrote to shared memory before it arrived at *empty* comes before what the producer does after its test. What was copied into a slot is
 seen by every thread whose test of *full* was true, and by nobody else.
 
-From sm_90 on, one lane asks for the whole slot, and the copy is made by a unit beside the SM's threads, the **async proxy**. To it the order of
+From sm_90 on, one lane asks for the whole slot, or each lane for a row (`tape_copy_rows`), and the copy is made by a unit beside the SM's threads, the **async proxy**. To it the order of
 ordinary loads and stores means nothing without a fence. Three cases need one. A consumer that *wrote* into a slot runs
 `fence_async_shared` before it arrives at *empty*: otherwise its store may land on top of the next bytes. (One that only read need not:
 its loads have their values when it arrives.) The lane that copies from global memory which other threads wrote with ordinary stores, the
-K/V cache, runs `fence_async_proxy` after the acquire that told it of them and before the copy: lane 0, or all. (That one is for all memory, so it
+K/V cache, runs `fence_async_proxy` after the acquire that told it of them and before the copy; all lanes may. (That one is for all memory, so it
 serves the consumer too, but it waits until the thread's stores have reached the whole GPU.) And initialising an mbarrier is a store: the thread
 that did it runs `mbarrier_init_fence`, and `__syncthreads` after that shows it to the other threads.
 
 Below sm_90, all lanes copy 16 bytes at a time with `cp.async`, which knows no proxy, and each lane's arrival at *full* happens when its own copies have
 landed.
 
-So one text serves both. All lanes of a converged warp call `tape_begin` with the bytes of the whole slot, `tape_copy` for each
-piece of it, and `tape_end`. `tape_begin` begins with a `__syncwarp`: what any lane waited for is then over for
+So one text serves both. All lanes of a converged warp call `tape_begin` with the bytes of the whole slot, `tape_copy` or `tape_copy_rows` for each
+part of it, and `tape_end`. `tape_begin` begins with a `__syncwarp`: what any lane waited for is then over for
 each of them. Addresses and sizes are multiples of 16, and no size is zero. A block must not exit before all that it asked for has landed. :*/
 //> device_tape
 __device__ __forceinline__ uint32_t shared_address(const void *p) {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void tape_copy(void *shared, const void *global, uint
                                           uint64_t *b) {
   if (threadIdx.x % 32 == 0) bulk_copy(shared, global, bytes, b);
 }
-// n rows, `stride` bytes apart, close together. A lane asks for every 32nd.
+// n rows of `bytes`, `stride` apart in memory, go side by side into the slot. A lane asks for every 32nd.
 __device__ __forceinline__ void tape_copy_rows(void *shared, const uint8_t *global, uint32_t n,
                                                uint32_t bytes, uint64_t stride, uint64_t *b) {
   for (uint32_t r = threadIdx.x % 32; r < n; r += 32)
@@ -230,7 +230,7 @@ __device__ __forceinline__ void add_shared_release(uint32_t *p, uint32_t n) {
   asm volatile("red.release.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n)
                : "memory");
 }
-// For who only wants to know how far somebody is.
+// For who only wants to know how far somebody is: it orders nothing.
 __device__ __forceinline__ void add_shared(uint32_t *p, uint32_t n) {
   asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n)
                : "memory");
@@ -450,9 +450,9 @@ template <DType T> __device__ __forceinline__ uint4 narrow8(const float *x) {
 //< device_widen
 
 //> device_mma
-// Eight rows times a vector, on the tensor cores: the rows are the upper half of a 16 x 16 matrix, and of the eight columns of the other factor
-// three hold the vector's parts. Lane 4 g + t gives row g's elements 2t, 2t + 1 (a0) and 2t + 8, 2t + 9 (a1), and of column g the elements with the same
-// numbers (b0, b1); it gets row g's products with columns 2t and 2t + 1 added to c. Sums are in FP32.
+// d += a b on the tensor cores, of a warp together: a is [16, 16], b is [16, 8], of two-byte numbers; d is [16, 8] in FP32. Lane 4 g + t gives of a the
+// elements 2t, 2t + 1 of row g (a.x) and row g + 8 (a.y), and 2t + 8, 2t + 9 of row g (a.z) and row g + 8 (a.w); of b's column g, elements 2t, 2t + 1 (b0)
+// and 2t + 8, 2t + 9 (b1). It has of d the columns 2t, 2t + 1 of row g (d[0], d[1]) and of row g + 8 (d[2], d[3]).
 #ifdef __CUDACC__
 template <DType T>
 __device__ __forceinline__ void multiply_add(float (&d)[4], const uint4 &a, uint32_t b0,

@@ -5,9 +5,9 @@ themselves that they are there (`handoff.cuh`).
 
 What a computing warp does in a wave of weights:
 
-1. Take the rows of the tile's first piece out of the ring into registers, which frees the slot: the ring runs a slot further ahead.
+1. Take the first eight rows of the tile out of the ring into registers, which frees the slot: the ring runs a slot further ahead.
 2. Wait for its own eighth of the vector, apply the norm's gains, split it for the tensor cores. No warp waits for another.
-3. Eight rows at a time: 16 bytes a lane from the ring, multiply.
+3. Eight rows at a time: multiply, take the next eight into the same registers, bring the sums of the former together.
 4. When all warps have done the tile's rows, a thread a row: add the eight sums and what belongs to the row, hand it on.
 
 RMSNorm needs the sum of all squares, but only as a factor: W(g·x)·s is s·W(g·x). So the products begin at once, with the gains applied, and the factor is multiplied to the
@@ -16,8 +16,8 @@ results. :*/
 #include "tape.cuh"
 
 //> tape_shared
-// Two-byte parts of a float. In units of 16 bytes: a warp's columns of a part, those of all, and zeros for the lanes that have no part; the strides
-// put what is read at once into different banks.
+// Two-byte parts of a float. In units of 16 bytes: a warp's columns of a part with a gap behind them, those of all, and zeros for the lanes that have no part.
+// With the gap, two parts that are read at once come from different banks.
 enum { PARTS = 3, PART_STRIDE = WARP + 4, PARTS_ROOM = WARPS * PARTS * PART_STRIDE + 4 + WARP };
 static_assert(PARTS_ROOM * sizeof(uint4) == TAPE_PARTS_BYTES,
               "the planner reserves what the kernel takes");
@@ -87,8 +87,11 @@ struct Place {
 };
 //< tape_place
 
-/*: The clock of a trace, and what the other warps watch: a turn has begun for a warp when its part of the vector is there. No warp is more than one tile of weights ahead of
-the others, because they meet at a tile's end; so eight times as many beginnings as turns say that all eight have begun. :*/
+/*: The clock of a trace, and what the other warps watch: a turn has begun for a warp when its part of the vector is there, all blocks of it. All warps meet at the end of a tile of weights; so
+once there have been eight times as many beginnings as turns up to such a tile, all eight have begun it.
+
+Most of these counts only tell the fetching warp which pieces are urgent, and order nothing. Two do. When a down tile has begun, this block has read a whole activation, and the emptying warp may
+empty what the block handed on before. When lm_head has begun, the fetching warp may copy K/V rows that other blocks had written before they handed on what this one has read. Those are releases, and the waits for them acquire. :*/
 //> tape_begin_turn
 static __device__ __forceinline__ void stamp(const Params &p, uint32_t step, uint32_t wave,
                                              uint32_t end) {
@@ -110,17 +113,24 @@ static __device__ __forceinline__ void begin_turn(const Params &p, const TapeSha
 
 /*: ## Rows on the tensor cores
 
-A dot product on the ordinary lanes costs two instructions a weight, one to widen and one to multiply, and eight warps then need half of the time that the memory needs
-to bring the weights; every hand-off pays for it. The tensor cores multiply two-byte matrices as fast as they come, with FP32 sums. Our vector is FP32. But 24 bits of mantissa
-are three times eight: a float is exactly the sum of three BF16 numbers, *high*, *middle* and *low*, each what the ones before have left over. Three of the eight columns of the
-second factor are these parts; their three products are added up at the end. So the vector loses nothing, and products and sums are FP32 as they were.
+A dot product on the ordinary lanes costs two instructions a weight, one to widen and one to multiply, and the stream waits for them whenever a vector comes late and finds the ring full.
+The tensor cores multiply two-byte matrices as fast as they come, with FP32 sums. Our vector is FP32. But 24 bits of mantissa
+are three times eight: a float is exactly the sum of three BF16 numbers, *high*, *middle* and *low*, each what the ones before have left over. Three rows of the
+first factor are these parts, and eight rows of weights are the second factor's columns; a row's three products are added up at the end. So the vector loses nothing, and products and sums
+are FP32 as they were.
 
-FP16 has eleven bits, and three parts are more than enough, but its exponents are short. There the vector is scaled by a power of two, so that its largest element in a warp's columns is
-about 2^13, and the sums are scaled back.
+FP16 has eleven bits, and three parts are more than enough, but its exponents are short: it ends below 2^16, and its last bit is 2^-24. There the vector is scaled by a power of two, so that
+its largest element in a warp's columns lies between 2^13 and 2^14, and the sums are scaled back. The larger the scale, the smaller an element may be and still lose nothing;
+2^13 is as large as it can be with a place to spare, so that neither a rounded logarithm nor a rounded part comes near infinity. What an element loses then is at most 2^-25, beside a
+largest one of 2^13: less than FP32 sums could keep of it.
 
 **Who has what.** A piece is eight rows (or several times eight) of a block of at most 2,048 columns, and each warp has an eighth of the block's columns, whatever the row. Lane 4 g + t reads
-row g, 16 bytes in every 64, at 16 t. These eight weights go into two multiplications, four into each; which weight is called which k does not matter as long as the vector's parts
-are dealt out alike. Lane 4 g + t of the other factor holds part g (0, 1, 2; all others zero) of the same eight columns. :*/
+row g, 16 bytes in every 64, at 16 t. These eight weights *are* its registers of the second factor, as they lie: column g of one multiplication and of another, four weights each. Nothing has to be
+moved or widened. Which weight is called which k does not matter, as long as the vector's parts are dealt out alike.
+
+Of the first factor the lane holds the rows g and g + 8. Row g is part g (0, 1, 2; zeros else) of the elements that the first four weights meet, and row g + 8 the same part of those
+that the last four meet. So one fragment of four registers serves both multiplications. Of the first result only the upper rows mean something, of the second only the
+lower ones; `sum_of_parts` takes these. What is thrown away would else have been made from zeros, and half of the vector's registers are saved. :*/
 //> tape_rows
 enum {
   CHUNK = 32,
@@ -186,8 +196,8 @@ struct Factor { // a lane's elements of the vector's parts: of chunk j, for two 
   uint4 v[CHUNKS];
 };
 
-// Eight rows times the vector's parts, over the warp's columns, in four sums: of chunks by turns, and of the two multiplications of a chunk. The products
-// of the first lie in the upper rows of its result, those of the second in the lower.
+// Eight rows times the vector's parts, over the warp's columns, in four sums: c[chunks by turns][a chunk's two multiplications]. Of the first, the products are the
+// upper rows of the result (c[][0][0] and [1]), of the second the lower ones (c[][1][2] and [3]).
 template <DType T, bool WHOLE>
 static __device__ __forceinline__ void multiply_rows(const uint4 (&w)[CHUNKS], const Factor &x,
                                                      uint32_t chunks, float (&c)[2][2][4]) {
@@ -211,8 +221,13 @@ static __device__ __forceinline__ float sum_of_parts(const float (&c)[2][2][4]) 
 
 /*: ## The vector
 
-Every warp waits for its own columns, splits them, and deals the parts out to its lanes through a little shared memory. No warp waits for another one here. Rows of the residual that the worker will add to later are
-kept as they are, by whoever meets them. :*/
+Every warp waits for its own columns, splits them, and deals the parts out to its lanes through a little shared memory. No warp waits for another one here.
+
+A long vector is taken block by block. A warp first waits until its columns of *all* blocks are there, four blocks together, adds up their squares, and keeps the first block. Each
+later block is read again when its turn comes (`again`); by then it is there for certain, and nobody empties it before this worker has handed on its last row. So registers hold one block
+of the vector, however many it has.
+
+Rows of the residual that the worker will add to later are kept as they are, by whoever meets them. :*/
 //> tape_stage
 struct VectorSource {
   const float *handed;       // a hand-off buffer, or NULL:
@@ -245,7 +260,7 @@ template <bool WHOLE> static __device__ __forceinline__ bool has_column(const Pa
   return WHOLE || (threadIdx.x % WARP * 8 < a.chunks * CHUNK && lane_column(a, b) < a.columns);
 }
 
-// What has been taken of one block: its share of the squares, and the rows that the worker will add to later. Few warps have any of those.
+// What has been taken of one block: returns its share of the squares, and keeps the rows that the worker will add to later. Few warps have any of those.
 template <bool WHOLE>
 static __device__ __forceinline__ float look_at(const float (&x)[8], const Part &a, uint32_t b,
                                                 RowRange keep, float *own) {
@@ -336,7 +351,7 @@ static __device__ __forceinline__ float take_vector(const VectorSource &from, co
   return squares;
 }
 
-// x, the columns of a block, as this lane's factor. room: [PARTS, 256] two-byte floats of this warp. scale: what the products are to be divided by.
+// x, the columns of a block, as this lane's factor; the two halves of eight elements lie as `multiply_rows` wants rows g and g + 8. room: [PARTS, 256] two-byte floats of this warp. scale: what the products are to be divided by.
 template <DType T, bool WHOLE>
 static __device__ __forceinline__ void make_factor(const float (&x)[8], uint32_t chunks,
                                                    uint4 *room, const uint4 *zeros, Factor &f,
@@ -368,6 +383,9 @@ static __device__ __forceinline__ void make_factor(const float (&x)[8], uint32_t
 //< tape_stage
 
 /*: ## Emptying
+
+The computing warps wait for the tenth warp once a layer: no row of down goes out before it says that this layer's buffers are empty (`wait_emptied`). It has most of
+a down tile's time for that, because it begins when the tile does.
 
 When the computing warps have begun a down tile, the block has all of the activation, and every worker is done with what this layer's tiles handed on before it, and with the
 activation and the residual that the layer before handed on. The tenth warp waits for that moment, layer after layer. Its fence puts the emptying, and the K/V rows that this
@@ -431,7 +449,17 @@ static __device__ __forceinline__ void empty_tape(const Params &p, const TapeSha
 }
 //< tape_empty
 
-/*: ## A tile of weights :*/
+/*: ## A tile of weights
+
+Between the arrival of a vector and the departure of the rows made from it, every instruction is paid for by all workers. So this function moves what it can out of that stretch, to either side. The first rows are in
+registers before the vector is asked for. The next rows are asked for right behind the multiplications that read the last ones, into the same registers, and come while two
+shuffles bring the sums together; a second set of registers would not fit. And what a thread can know of its row before the sums are there, its address, its residual and its bias (`Ending`), it
+works out before the warps meet, while the slowest of them still multiplies.
+
+The norm's factor is the same for all rows of a tile. It is made from the warps' squares after the first meeting.
+
+WHOLE is the usual case: every piece is eight rows of 2,048 columns, so that all sizes but the number of rows are constants. The general case knows blocks of other widths, the
+last of them narrower, and pieces of several times eight rows. :*/
 //> tape_tile
 static __device__ __forceinline__ VectorSource source_of(const Params &p, const Tile &t,
                                                          const Place &at, int32_t token) {
@@ -637,7 +665,21 @@ weights_tile(const Params &p, const TapeShared &s, uint32_t tiles, const Tile &t
 
 /*: ## Attention
 
-Keys and values of earlier positions come through the ring, two slots at a time; the newest ones never leave the block. A chunk that is the only one divides for itself. Several hand on
+Keys and values of earlier positions come through the ring, two slots at a time; the newest ones never leave the block. Both multiplications of attention run on the tensor cores, and take keys and
+values as they lie in the ring. A warp has up to four query heads and sixteen positions at a time.
+
+*Scores.* The queries are FP32, so they come in three parts: row 4 part + head of the first factor is a part of a head. Positions are the columns of the second, eight a multiplication, and a lane's 16 bytes of a key
+are its registers, as with weights. Here all rows have work, so each of a chunk's two multiplications has a fragment of its own. Parts added up, lane 4 g + t has four scores of head g % 4.
+
+*Weights.* The largest score is sought among the four lanes that share a head, and what was summed before is brought to the new scale: each warp keeps maximum, sum and output for its own positions.
+
+*Values.* The weights are split in three parts again, in the same rows; a weight is at most one, so that FP16 needs no scale here. But now the sum runs over positions, and positions
+are the rows of V, where the tensor cores want columns: `load_transposed` turns the values over on their way to the registers. The sums stay apart by parts until the end.
+
+A K/V head with more than four query heads, up to eight, is shared by two sets of four warps, each with four heads; both go through all positions. Where positions end before the sixteenth,
+the last one stands in for those that are missing, with weight zero: whatever else lies in the slot could be a NaN, and zero times NaN is one.
+
+A chunk that is the only one divides for itself. Several hand on
 what they have, and merge tiles, a few elements each, bring them to one scale: a hand-off more, but the Wo tiles read one vector instead of
 one for each chunk. :*/
 //> tape_attend
@@ -657,7 +699,7 @@ static __device__ __forceinline__ Share share_of(const Params &p) {
   return {warp / (WARPS / 2) * TAPE_HEADS, warp % (WARPS / 2), WARPS / 2};
 }
 
-// Rows 4 * part + head of the first factor are the parts of the heads' queries. queries: [chunks of 32 elements][two multiplications].
+// Rows 4 * part + head of the first factor are the parts of the heads' queries. a: [chunks of 32 elements][two multiplications]. Returns what scores are to be multiplied by.
 template <DType T, int D>
 static __device__ __forceinline__ float query_parts(const Params &p, const AttentionShared &s,
                                                     uint32_t head, uint4 (&a)[D / CHUNK][2]) {
@@ -696,7 +738,7 @@ static __device__ __forceinline__ float query_parts(const Params &p, const Atten
   return scale;
 }
 
-// Two floats as parts: rows g and g + 8 of a factor.
+// Two positions' weights as parts: rows g and g + 8 of a factor, of which parts 0 and 1 are the upper eight, part 2 the next four, and the last four zeros.
 template <DType T> static __device__ __forceinline__ uint2 weight_parts(float x, float y) {
   uint32_t parts[PARTS];
 #pragma unroll
@@ -710,7 +752,7 @@ template <DType T> static __device__ __forceinline__ uint2 weight_parts(float x,
   return make_uint2(first ? parts[0] : parts[1], first ? parts[2] : 0);
 }
 
-// All n positions of a block, sixteen a warp at a time; `newest` counts from its first.
+// All n positions of a block, sixteen a warp at a time. newest: the newest position, counted from the block's first; keys and values: [n, head_dim], without it.
 template <DType T, int D>
 static __device__ __forceinline__ void
 attend_block(const Params &p, const uint4 (&a)[D / CHUNK][2], float scale, const Share &share,
@@ -936,7 +978,15 @@ static __device__ __forceinline__ void merge_tile(const Params &p, const TapeSha
 /*: ## The loop
 
 The warp that fetches and the warps that compute walk the same tiles and meet only in the ring. After lm_head every worker reads all candidates and reaches the same
-token, as with barriers. :*/
+token, as with barriers.
+
+**Contract.** A cooperative launch of `workers` blocks of TAPE_BLOCK threads, with the dynamic shared memory that `tape_shared_bytes` in `gpu.cu` counts, all blocks resident together. Each
+byte of the hand-off buffers (`qkv_out`, `score_max`, `attention`, `denominator`, `merged`, `after_wo`, `after_down`, `activations`, `candidates`) is 0xff, so that all of them are empty. `status` is zero.
+`prompt` holds `prompt_tokens` ids, at least one; positions `position` to `position + steps - 1` lie within the cache, and all before `position` have been written by earlier launches. Every second row of
+each matrix has its halves exchanged (`tape.cuh`). The plan is one that `validate.c` passes for hand-offs of data.
+
+A kernel for each type T, and of each three: WHOLE only where every piece is eight rows of 2,048 columns; D, the head size that registers are for, 64 or
+128, is no smaller than the model's. With large heads all rows take the general way. :*/
 //> tape_loop
 static __device__ __forceinline__ int32_t take_candidates(const Params &p, const TapeShared &s,
                                                           uint32_t copy, Waiter &waiter) {
