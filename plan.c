@@ -251,7 +251,7 @@ TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes) {
 
 /*: How large is the ring? What the worker needs for itself comes first: the parts of the vector that its rows are multiplied by; the residual rows that it adds to; the
 warps' sums of its rows, and the next ones, which may be there while a slow warp still reads the last; what attention works with (the query heads,
-the newest key and value, and a sum for each warp and head, four or eight heads at once); its list of tiles, and some small things. All the rest is slots, up to six;
+the newest key and value, and the sums of each warp, for the four heads that it takes together); its list of tiles, and some small things. All the rest is slots, up to six;
 with fewer than two, nothing could be read while a piece is being used. On cards with much shared memory a slot is [32 KB]{.fact}, else half of that. :*/
 //> choose_ring
 enum {
@@ -505,11 +505,12 @@ void plan_free(Plan *p) {
 
 /*: ## Which of the two
 
-A target may say. Where it does not, and both plans can be made, we make both and keep the one that is predicted to be faster
+A target may say. Where it does not, and a tape may be expected to win at all, and both plans can be made, we make both and keep the one that is predicted to be faster
 at context 1, where hand-offs weigh most. :*/
 //> choose_sync
 // Whether the planner may choose hand-offs of data unasked: on a GPU whose ring holds a few microseconds of weights, and for attention that one warp can hold in
-// its registers, a few small heads. On smaller cards, and with more or larger heads, barriers measured faster (measured/h200-tape.tsv).
+// its registers, a few small heads. With more and larger heads barriers measured faster (measured/h200-tape.tsv). On smaller cards nobody has measured it; on a
+// large one with as much shared memory as they have, the same table tells.
 static bool auto_may_be_data(const Shape *s, const Target *t) {
   return strcmp(t->kind, "cuda") == 0 && t->shared_bytes >= AMPLE_SHARED &&
          s->heads / s->kv_heads <= TAPE_HEADS && s->head_dim <= SMALL_HEAD;
