@@ -189,7 +189,7 @@ __device__ __forceinline__ void tape_end(uint64_t *b) {
 /*: Values that say themselves whether they are there need no flag, and no order among them: a relaxed load that comes from L2 each
 time is enough, and of the 16 bytes of `load_relaxed4` each float counts for itself. Eight bytes are read and written whole.
 
-Within a block, one word of shared memory tells how far somebody has come. `store_shared_release` puts all that this thread has loaded and stored
+Within a block, one word of shared memory tells how far somebody has come. `add_shared_release` puts all that this thread has loaded and stored
 before it ahead of the word, in the block's eyes, and `load_shared_acquire` all that this thread does later behind it. So a thread that reads the word sees what its
 writer did before. That is for ordinary loads and stores: before a copy of the async proxy a `fence_async_proxy` is still due. :*/
 //> device_words
@@ -234,9 +234,6 @@ __device__ __forceinline__ void add_shared_release(uint32_t *p, uint32_t n) {
 __device__ __forceinline__ void add_shared(uint32_t *p, uint32_t n) {
   asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n)
                : "memory");
-}
-__device__ __forceinline__ void store_shared_release(uint32_t *p, uint32_t v) {
-  asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
 }
 
 // Where the hardware can: the four warps that run this give registers back, or take them. A launch deals out the same number to all.

@@ -48,7 +48,7 @@ struct Ring {
   unsigned char *bytes;   // [ring_slots, slot_bytes]
   uint64_t *full, *empty; // [SLOTS_MOST]
   uint32_t *progress;     // of this block: warps that have begun a turn, all turns together
-  uint32_t *emptied;      // turn of the last down tile for which this block has emptied its values
+  uint32_t *emptied;      // layers of this launch whose values this block has made empty again
   uint32_t *leave;        // 1: stop fetching and go
 };
 

@@ -285,10 +285,19 @@ static __device__ __forceinline__ void spread(const float4 &a, const float4 &b, 
   x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
 }
 
+// Block b of the token's embedding.
+template <DType T, bool WHOLE>
+static __device__ __forceinline__ void embedded(const VectorSource &from, const Part &a, uint32_t b,
+                                                float (&x)[8]) {
+  const uint16_t *row = from.embedding + (lane_column(a, b) ^ (from.exchanged ? EXCHANGED / 2 : 0));
+  widen8<T>(has_column<WHOLE>(a, b) ? *(const uint4 *)row : make_uint4(0, 0, 0, 0), x);
+}
+
 // Block b again, once all of the vector is there.
-template <bool WHOLE>
+template <DType T, bool WHOLE>
 static __device__ __forceinline__ void again(const VectorSource &from, const Part &a, uint32_t b,
                                              float (&x)[8]) {
+  if (!from.handed) return embedded<T, WHOLE>(from, a, b, x);
   const float4 none = make_float4(0, 0, 0, 0),
                *at = (const float4 *)(from.handed + lane_column(a, b));
   const bool mine = has_column<WHOLE>(a, b);
@@ -305,21 +314,11 @@ static __device__ __forceinline__ float take_vector(const VectorSource &from, co
                                                     RowRange keep, float *own, float (&x)[8],
                                                     Waiter &waiter) {
   if (!from.handed) {
-    widen8<T>(has_column<WHOLE>(a, 0)
-                  ? *(const uint4 *)(from.embedding +
-                                     (lane_column(a, 0) ^ (from.exchanged ? EXCHANGED / 2 : 0)))
-                  : make_uint4(0, 0, 0, 0),
-              x);
-    float squares = look_at<WHOLE>(x, a, 0, keep, own);
+    float squares = 0;
 #pragma unroll 1
-    for (uint32_t b = 1; b < a.blocks; b++) {
-      float y[8];
-      widen8<T>(has_column<WHOLE>(a, b)
-                    ? *(const uint4 *)(from.embedding +
-                                       (lane_column(a, b) ^ (from.exchanged ? EXCHANGED / 2 : 0)))
-                    : make_uint4(0, 0, 0, 0),
-                y);
-      squares += look_at<WHOLE>(y, a, b, keep, own);
+    for (uint32_t b = a.blocks; b-- > 0;) { // the first last: it stays
+      embedded<T, WHOLE>(from, a, b, x);
+      squares += look_at<WHOLE>(x, a, b, keep, own);
     }
     return squares;
   }
@@ -441,7 +440,7 @@ static __device__ __forceinline__ void empty_tape(const Params &p, const TapeSha
       empty_rows(p.activations + other * p.inter, activation_before);
       fence_gpu();
       __syncwarp();
-      if (threadIdx.x % WARP == 0) store_shared_release(s.ring.emptied, turn);
+      if (threadIdx.x % WARP == 0) add_shared_release(s.ring.emptied, 1);
       down_before = range(t);
       activation_before = range(s.tiles[i - 1]);
     }
@@ -487,8 +486,8 @@ static __device__ __forceinline__ const float *bias_of(const Params &p, const Ti
   return layer_vector(p, t.layer, at);
 }
 
-static __device__ __forceinline__ void wait_emptied(const TapeShared &s, uint32_t turn) {
-  while (load_shared_acquire(s.ring.emptied) < turn)
+static __device__ __forceinline__ void wait_emptied(const TapeShared &s, uint32_t layers) {
+  while (load_shared_acquire(s.ring.emptied) < layers)
     ;
 }
 
@@ -532,9 +531,8 @@ static __device__ __forceinline__ float total(const float *sums) {
 // False when the launch has failed. Where no logits are wanted, lm_head only reads the residual.
 template <DType T, bool WHOLE>
 static __device__ __forceinline__ bool
-weights_tile(const Params &p, const TapeShared &s, uint32_t tiles, const Tile &t, Place &at,
-             RowRange keep, int32_t token, bool wanted, Reader &reader, Waiter &waiter,
-             Candidate &best) {
+weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, RowRange keep,
+             int32_t token, bool wanted, Reader &reader, Waiter &waiter, Candidate &best) {
   const Part a = part_of(tape_matrix(p, t.op), t.row0);
   const uint32_t n = t.row1 - t.row0, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const uint32_t row = lane % 4 * 2 + lane / 4; // of eight, whose sum a lane below 8 has
@@ -573,7 +571,7 @@ weights_tile(const Params &p, const TapeShared &s, uint32_t tiles, const Tile &t
     for (uint32_t b = 0; asked && b < a.blocks; b++) {
       if (i0 == 0 || a.blocks > 1) {
         if (b || i0) { // not as it was taken
-          again<WHOLE>(from, a, b, x);
+          again<T, WHOLE>(from, a, b, x);
           if (from.gains) take_gains<WHOLE>(from, a, b, gains);
         }
         if (from.gains)
@@ -643,7 +641,7 @@ weights_tile(const Params &p, const TapeShared &s, uint32_t tiles, const Tile &t
     const bool finishes = asked && mine < i1;
     Ending end;
     if (finishes) end = ending_of(p, s, t, at, mine);
-    if (finishes && t.op == OP_DOWN) wait_emptied(s, at.step * tiles + at.tile + 1);
+    if (finishes && t.op == OP_DOWN) wait_emptied(s, at.layer + 1);
     if (bar_sync_or(1, BLOCK, waiter.failed)) return false;
     if (!asked) return true;
     if (from.gains && i0 == 0) factor = rsqrtf(total(all_squares) * p.qkv.per_column + p.rms_eps);
@@ -1029,7 +1027,7 @@ static __device__ __forceinline__ bool play_token(const Params &p, const TapeSha
         best = no_candidate();
       }
       bool alive;
-      alive = weights_tile<T, WHOLE>(p, s, tiles, t, at, keep, token, wanted, reader, waiter, best);
+      alive = weights_tile<T, WHOLE>(p, s, t, at, keep, token, wanted, reader, waiter, best);
       if (!alive) return false;
       if (t.op == OP_LM_HEAD || t.op == OP_DOWN) at.layer++;
     }
@@ -1098,6 +1096,6 @@ __global__ void __launch_bounds__(TAPE_BLOCK, 1) tape_kernel(const __grid_consta
     if (stop) break;
     made++;
   }
-  if (threadIdx.x == 0) store_shared_release(s.ring.leave, 1);
+  if (threadIdx.x == 0) add_shared_release(s.ring.leave, 1);
 }
 //< tape_loop

@@ -49,10 +49,10 @@ struct Checkpoint {
   std::string folder;
   Source source = {};
   Model model = {};
-  explicit Checkpoint(const char *shape) {
+  explicit Checkpoint(const Shape &shape) {
     char name[] = "/tmp/tiles-kernels-XXXXXX";
     folder = mkdtemp(name);
-    OK(synth_write(shape_find(shape), folder.c_str(), 5, &e));
+    OK(synth_write(&shape, folder.c_str(), 5, &e));
     OK(source_open(folder.c_str(), &source, &e));
     OK(model_open(&source, &model, &e));
   }
@@ -146,7 +146,7 @@ static double distance(const std::vector<float> &a, const std::vector<float> &b)
   return a.size() == b.size() ? sqrt(d / n) : INFINITY;
 }
 
-static void same_as_cpu(const char *shape, const std::vector<Settings> &all) {
+static void same_as_cpu(const Shape &shape, const std::vector<Settings> &all) {
   Checkpoint c(shape);
   for (const Settings &s : all) {
     Plan plan = {};
@@ -155,12 +155,15 @@ static void same_as_cpu(const char *shape, const std::vector<Settings> &all) {
     double far = distance(gpu.logits, cpu.logits);
     // Both round the cache to two bytes; where the last bit falls on the other side, that is 2^-9 of one value.
     if (cpu.ids != gpu.ids || !(far <= 2e-3))
-      printf("# %s, %u workers, ffn %d, attention %d: sync %d: logits differ by %.1e\n", shape,
+      printf("# %s, %u workers, ffn %d, attention %d: sync %d: logits differ by %.1e\n", shape.name,
              s.workers, (int)s.ffn, (int)s.attention, (int)s.sync, far);
     CHECK(cpu.ids == gpu.ids);
     CHECK(far <= 2e-3);
     plan_free(&plan);
   }
+}
+static void same_as_cpu(const char *shape, const std::vector<Settings> &all) {
+  same_as_cpu(*shape_find(shape), all);
 }
 //< test_kernels_fixture
 
@@ -218,7 +221,7 @@ static void tapes() {
 //> test_kernels_orders
 // Also of copies that land early or late: with a tape, the order decides that too.
 static void every_order(const Settings &settings) {
-  Checkpoint c("tiny-qwen3");
+  Checkpoint c(*shape_find("tiny-qwen3"));
   Plan plan = {};
   if (!make_plan(c.model, settings, &plan)) return;
   Result first = on_fibers(c.model, plan);
@@ -244,7 +247,7 @@ static void every_order_of_a_tape() {
 
 //> test_kernels_refusals
 static void a_lost_worker_is_an_error() {
-  Checkpoint c("tiny-llama");
+  Checkpoint c(*shape_find("tiny-llama"));
   for (SyncKind sync : {SYNC_BARRIER, SYNC_DATA}) {
     Plan plan = {};
     if (!make_plan(c.model, {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, sync}, &plan)) return;
@@ -278,7 +281,7 @@ static bool refused(const Model &m, const Plan &p, uint32_t context, int code, c
 }
 
 static void foreign_plans_are_refused() {
-  Checkpoint c("tiny-llama");
+  Checkpoint c(*shape_find("tiny-llama"));
   Plan plan = {};
   if (!make_plan(c.model, {4, 4, FFN_SPLIT, ATTENTION_ONE_PASS}, &plan)) return;
   const Target right = plan.target;
@@ -304,7 +307,7 @@ static void foreign_plans_are_refused() {
 }
 
 static void stops_and_non_finite(SyncKind sync) {
-  Checkpoint c("tiny-llama");
+  Checkpoint c(*shape_find("tiny-llama"));
   Plan plan = {};
   if (!make_plan(c.model, {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, sync}, &plan)) return;
   Result all = on_fibers(c.model, plan);
@@ -347,6 +350,10 @@ static void little_shared_memory() { // as cards with 99 KB have it
   same_as_cpu("tiny-qwen2", {{4, 4, FFN_SPLIT, ATTENTION_ONE_PASS},
                              {4, 4, FFN_FUSED, ATTENTION_TWO_PASS},
                              {4, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA}});
+  Shape wide =
+      *shape_find("tiny-llama"); // a row of 1,088 columns is two blocks, also of the embedding
+  wide.hidden = 1088, wide.layers = 2;
+  same_as_cpu(wide, {{3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA}});
 }
 //< test_kernels_refusals
 
