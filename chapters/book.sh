@@ -145,7 +145,7 @@ each() { # each FUNCTION < WORDS: this script's function for each word, JOBS at 
 existing() { for chapter in $BOOK; do [ ! -e "chapters/$chapter.md" ] || echo "$chapter"; done; }
 
 book_check() {
-  for kind in gpu cpu ladder; do
+  for kind in gpu waves cpu ladder; do
     echo "$kind $(sh chapters/source.sh $kind) $(tables $kind)"
   done >"$out/hashes"
   rm -f "$out/stale.txt"
@@ -154,9 +154,9 @@ book_check() {
   sed 's/^/stale: /' "$out/stale.txt" >&2
   [ -z "$STRICT" ]
 }
-tables() { # tables gpu|cpu|ladder: those that say which source they were measured from, by their names
+tables() { # tables gpu|waves|cpu|ladder: those that say which source they were measured from, by their names
   for table in measured/*.tsv; do
-    case $table in *ladder*) kind=ladder ;; */cpu*) kind=cpu ;; *) kind=gpu ;; esac
+    case $table in *ladder*) kind=ladder ;; */cpu*) kind=cpu ;; *tape* | *beside*) kind=gpu ;; */h200*) kind=waves ;; *) kind=gpu ;; esac
     [ "$kind" != "$1" ] || ! grep -q '^# source	' "$table" || printf '%s ' "$table"
   done
 }

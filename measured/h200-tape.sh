@@ -79,7 +79,7 @@ step_ablations() {
 #> tape-account
 step_account() {
   {
-    head_of "tiles trace DIR --device cuda:0 ${waves[*]} --ctx CONTEXT"
+    head_of "tiles trace DIR --device cuda:0 ${waves[*]} --ctx CONTEXT" waves
     weights
     account waves
   } >"$out/h200-account.tsv"
@@ -126,7 +126,7 @@ step_beside() {
 step_timeline() {
   local context head=1
   {
-    head_of "tiles trace DIR --device cuda:0 ${waves[*]} --ctx CONTEXT -o FILE, through figures/timeline.awk: every twelfth worker"
+    head_of "tiles trace DIR --device cuda:0 ${waves[*]} --ctx CONTEXT -o FILE, through figures/timeline.awk: every twelfth worker" waves
     weights
     for context in 1 4096; do
       ! trace waves $context || awk -v context=$context -v every=12 -v head=$head -f figures/timeline.awk "$out/trace-waves-$context.json"

@@ -13,6 +13,7 @@ cd "$(dirname "$0")/.." || exit 1
 }
 models=$1 out=$2
 shift 2
+sources=waves
 # shellcheck source=measured/lib.sh
 . measured/lib.sh
 

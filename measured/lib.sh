@@ -9,6 +9,7 @@ ids=$(seq -s , 11 97 6200) # 64
 waves=(--ffn split --sync barrier)
 tape=(--sync data)
 bad=0
+: "${sources:=gpu}"
 mkdir -p "$models" "$out"
 
 complain() { # complain WORDS...: the script goes on, and fails at its end
@@ -27,12 +28,12 @@ limited() { # limited SECONDS COMMAND...
   timeout -k 2 "$limit" "$@"
 }
 
-head_of() { # head_of COMMAND: what every table begins with
+head_of() { # head_of COMMAND [waves]: what every table begins with; the sources are the tape's too unless only waves were run
   local card
   card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1 | sed 's/, /, driver /')
   printf '# device\t%s, CUDA %s\n' "$card" "$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
   printf '# date\t%s\n# command\t%s\n' "$(date +%F)" "$1"
-  printf '# source\t%s\n' "$(sh chapters/source.sh gpu)"
+  printf '# source\t%s\n' "$(sh chapters/source.sh "${2:-$sources}")"
 }
 weights() { printf '# weights\t%s\n' 'tiles synth SHAPE DIR --seed 7 (llama-3.2-1b), --seed 3 (the others)'; }
 folder() { # folder SHAPE, or real: SmolLM2's own weights, made by measured/gguf_folder.py

@@ -112,14 +112,15 @@ like_the_books() { # like_the_books TABLE KEYS: the same columns, and every key 
   local made=$tmp/out/$1.tsv kept=$top/measured/$1.tsv
   [ "$(grep -v '^#' "$made" | head -n 1)" = "$(grep -v '^#' "$kept" | head -n 1)" ] || { echo "other columns" && return 1; }
   grep -v '^#' "$made" | cut -f "1-$2" | sort | uniq -d | grep . && echo "twice" && return 1
-  grep -v '^#' "$kept" | cut -f "1-$2" | sed "s/^\(.*${T}\)barriers$/\1BARRIERS/" |
+  grep -v '^#' "$kept" | cut -f "1-$2" |
     case $1 in
-    h200-tape) grep -v '^tape, ' ;;                              # ablations of another day
-    h200-tape-account) sed "s/${T}BARRIERS$/${T}hand-offs/" ;; # as `tiles trace` calls them where there are none
-    *) sed "s/${T}BARRIERS$/${T}barriers/" ;;
+    h200-tape) grep -v '^tape, ' ;; # ablations of another day
+    *) cat ;;
     esac | sort >"$tmp/wanted"
   grep -v '^#' "$made" | cut -f "1-$2" | sort | comm -13 - "$tmp/wanted" | grep . && echo "missing" && return 1
-  grep -q "^# source$T$(sh chapters/source.sh gpu)$" "$made" || { echo "no source" && return 1; }
+  local kind=waves
+  case $1 in *tape*) kind=gpu ;; esac
+  grep -q "^# source$T$(sh chapters/source.sh $kind)$" "$made" || { echo "no source" && return 1; }
   [ "$(grep -cE "^# (device|date|command|weights)$T." "$made")" -eq 4 ]
 }
 for table in 'h200-bench 3' 'h200-account 2' 'h200-repeat 2' 'h200-parity 2' 'h200-sanitize 3' 'h200-tape 4' 'h200-tape-account 2'; do

@@ -208,7 +208,8 @@ end
 -- Tables whose source has changed since they were measured. now: { gpu = HASH, ... }
 function M.kind(path)
   local name = path:match('([^/]+)%.tsv$')
-  return name:find('ladder') and 'ladder' or name:find('^cpu') and 'cpu' or 'gpu'
+  return name:find('ladder') and 'ladder' or name:find('^cpu') and 'cpu' or
+             (name:find('tape') or name:find('beside') or not name:find('^h200')) and 'gpu' or 'waves'
 end
 
 M.tsv = tsv
