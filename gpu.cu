@@ -288,10 +288,12 @@ static uint32_t shared_bytes(Gpu *g, uint32_t card) {
   p->tile_room = tiles < 512 ? tiles : 512;
   p->room_bytes = round_up(most * sizeof(float), 128);
   p->gain_floats = p->qkv.columns;
+  const uint32_t beside =
+      SHARED_FIXED + p->gain_floats * sizeof(float) + p->room_bytes + p->tile_room * sizeof(Tile);
+  while (p->kv_rows > WARP && round_up(beside + 2 * p->kv_rows * row, 128) > card)
+    p->kv_rows -= WARP;
   p->ahead_bytes = 2 * p->kv_rows * row;
-  return round_up(SHARED_FIXED + p->gain_floats * sizeof(float) + p->room_bytes + p->ahead_bytes +
-                      p->tile_room * sizeof(Tile),
-                  128);
+  return round_up(beside + p->ahead_bytes, 128);
 }
 //< gpu_shared
 

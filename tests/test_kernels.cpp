@@ -354,6 +354,10 @@ static void little_shared_memory() { // as cards with 99 KB have it
       *shape_find("tiny-llama"); // a row of 1,088 columns is two blocks, also of the embedding
   wide.hidden = 1088, wide.layers = 2;
   same_as_cpu(wide, {{3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA}});
+  Shape deep = *shape_find(
+      "tiny-llama"); // a row of down and what it makes of it take 64 KB, and leave little for K and V
+  deep.inter = 8192, deep.head_dim = 64, deep.layers = 2;
+  same_as_cpu(deep, {{3, 4, FFN_SPLIT, ATTENTION_ONE_PASS}});
 }
 //< test_kernels_refusals
 
