@@ -33,7 +33,7 @@ help:
 
 #> make-run
 run:
-	@sh tests/setup.sh install run
+	@CUDA='$(CUDA)' sh tests/setup.sh install run
 	@$(MAKE) --no-print-directory tiles
 	@[ -e "$$MODEL" ] || sh tests/fetch_model.sh
 	./tiles run "$$MODEL" --chat -n "$$TOKENS" -p "$$PROMPT"
@@ -58,11 +58,16 @@ CUDA       ?= $(if $(filter build,$(B)),$(if $(NVCC),yes,no),no)
 CUDA_ARCHS ?= 80 86 89 90a 100 120
 KERNELS    := $(if $(filter yes,$(CUDA)),$(B)/gpu.o $(B)/fingerprint.o)
 
-$(B)/tiles: $(OBJECTS) $(KERNELS)
+# What B was built with last. The file is only written when CUDA is another one, and then all that holds kernels is made again.
+$(B)/cuda: FORCE
+	@[ "$$(cat $@ 2>/dev/null)" = '$(CUDA)' ] || { mkdir -p $(B) && echo '$(CUDA)' >$@; }
+FORCE:
+
+$(B)/tiles: $(OBJECTS) $(KERNELS) $(B)/cuda
 ifeq ($(CUDA),yes)
-	$(CXX) $(OPT) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS)
+	$(CXX) $(OPT) $(LDFLAGS) -o $@ $(filter %.o,$^) $(CUDA_LIBS)
 else
-	$(CC) $(OPT) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	$(CC) $(OPT) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LDLIBS)
 	@[ '$(B)' != build ] || echo 'built without the GPU kernels: $(if $(NVCC),CUDA=$(CUDA),no nvcc on the PATH or in /usr/local/cuda/bin)'
 endif
 
@@ -75,6 +80,7 @@ CUDA_LIBS = -lcjson -Wl,-Bstatic -lpcre2-8 -lutf8proc -Wl,-Bdynamic \
             -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt -lpthread -lm
 
 $(B)/gpu.o: gpu.cu tiles_kernel.cu $(wildcard *.cuh) tiles.h | $(B)/ready
+	@echo 'nvcc: gpu.cu for $(words $(CUDA_ARCHS)) architectures, some minutes'
 	@"$(NVCC)" -O3 -std=c++17 -Xcompiler -Wall --threads 2 \
 	  $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
 	  -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) \
@@ -99,9 +105,13 @@ $(B)/%.o: tests/%.c | $(B)/ready
 $(B)/%.o: tests/%.cpp | $(B)/ready
 	$(CXX) $(OPT) $(CXXFLAGS) -I. -MMD -MP -c -o $@ $<
 
-$(B)/ready: tests/setup.sh
-	@sh tests/setup.sh check build
+# Whatever holds kernels wants a C++ compiler too.
+$(B)/ready: tests/setup.sh $(B)/cuda
+	@CUDA='$(CUDA)' sh tests/setup.sh check build
 	@mkdir -p $(B) && touch $@
+$(B)/chapters/ready: tests/setup.sh
+	@sh tests/setup.sh check chapters
+	@mkdir -p $(B)/chapters && touch $@
 
 -include $(wildcard $(B)/*.d)
 #< make-rules
@@ -164,15 +174,13 @@ $(foreach c,$(CHAPTERS),$(eval $(B)/ch$c: $(call chapter_object,$c)))
 $(B)/ch01 $(B)/ch02: $(KERNELS)
 $(B)/ch03 $(B)/ch04 $(B)/ch05 $(B)/ch06 $(B)/ch11 $(B)/ch13: $(CHAPTER_MAIN) $(CHAPTER_GRID)
 $(B)/ch15: $(CHAPTER_MAIN)
-$(CHAPTERS:%=$(B)/ch%): $(B)/chapters/stages.o $(LIBRARY)
-	$(CXX) $(OPT) $(LDFLAGS) -o $@ $^ $(if $(filter yes,$(CUDA)),$(CUDA_LIBS),$(LDLIBS))
+$(CHAPTERS:%=$(B)/ch%): $(B)/chapters/stages.o $(LIBRARY) $(B)/cuda
+	$(CXX) $(OPT) $(LDFLAGS) -o $@ $(filter %.o,$^) $(if $(filter yes,$(CUDA)),$(CUDA_LIBS),$(LDLIBS))
 
-$(B)/chapters/%.o: chapters/%.c | $(B)/ready
-	@mkdir -p $(B)/chapters
+$(B)/chapters/%.o: chapters/%.c | $(B)/chapters/ready
 	$(CC) $(OPT) $(CFLAGS) -I. -MMD -MP -c -o $@ $<
 
-$(B)/chapters/%.o: chapters/%.cu $(wildcard chapters/*.cu chapters/*.h *.cuh) tiles_kernel.cu tiles.h tests/fiber.h | $(B)/ready
-	@mkdir -p $(B)/chapters
+$(B)/chapters/%.o: chapters/%.cu $(wildcard chapters/*.cu chapters/*.h *.cuh) tiles_kernel.cu tiles.h tests/fiber.h $(B)/cuda | $(B)/chapters/ready
 ifeq ($(CUDA),yes)
 	"$(NVCC)" -O3 -std=c++17 -I. -Xcompiler -Wall $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
 	  -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) $(NVCCFLAGS) -c -o $@ $<
@@ -180,8 +188,7 @@ else
 	$(CXX) $(OPT) $(CXXFLAGS) -I. -c -o $@ -x c++ $<
 endif
 
-$(B)/chapters/fibers.o: gpu.cu tiles_kernel.cu tape_kernel.cu $(wildcard *.cuh) tiles.h tests/fiber.h | $(B)/ready
-	@mkdir -p $(B)/chapters
+$(B)/chapters/fibers.o: gpu.cu tiles_kernel.cu tape_kernel.cu $(wildcard *.cuh) tiles.h tests/fiber.h | $(B)/chapters/ready
 	$(CXX) $(OPT) $(CXXFLAGS) -DKERNEL_FINGERPRINT='"fibers"' -I. -c -o $@ -x c++ gpu.cu
 
 -include $(wildcard $(B)/chapters/*.d)

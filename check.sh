@@ -53,6 +53,9 @@ else
 fi
 target() { sed -n "s/^$1\t//p" "$work/target.tsv"; }
 say "device: $name, $(target workers) workers, streaming read $(target read_gbs) GB/s"
+if [ "$device" = cpu ] && ! [[ $stage =~ ^ch[0-9][0-9]$ ]]; then
+  say "no card: the CPU's workers are checked; ${stage:+the stage $stage and }the kernels are not (./check.sh chNN runs them as fibers)"
+fi
 if [ -z "$model" ]; then
   shape=smollm2-135m
   [ "$device" = cpu ] || shape=llama-3.2-1b

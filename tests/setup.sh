@@ -1,18 +1,19 @@
 #!/bin/sh
 # Says what this machine lacks to build, run or test Tiles or to weave its book, and installs it where that is possible.
-# usage: tests/setup.sh check|install build|run|test|book
+# usage: tests/setup.sh check|install build|chapters|run|test|book
 #
 # It asks for the thing itself (a header that compiles, a tool that answers), not for a package, so
-# that libraries installed by hand count too. Only the advice knows Debian's package names.
+# that libraries installed by hand count too. Only the advice knows Debian's package names. With CUDA=yes in the environment build and run
+# ask for nvcc's host compiler too.
 set -eu
 
 usage() {
-  echo "usage: tests/setup.sh check|install build|run|test|book" >&2
+  echo "usage: tests/setup.sh check|install build|chapters|run|test|book" >&2
   exit 2
 }
 [ $# -eq 2 ] || usage
 case $1 in check | install) ;; *) usage ;; esac
-case $2 in build | run | test | book) ;; *) usage ;; esac
+case $2 in build | chapters | run | test | book) ;; *) usage ;; esac
 
 cc=${CC:-cc}
 command -v "${cc%% *}" >/dev/null 2>&1 || cc=none
@@ -37,7 +38,7 @@ fuzzes() { # clang with its sanitizer runtimes
     clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null -
 }
 
-probe() { # probe build|run|test|book
+probe() { # probe build|chapters|run|test|book
   missing=''
   [ "$cc" != none ] || missing=' gcc'
   header stdio.h libc6-dev
@@ -45,7 +46,9 @@ probe() { # probe build|run|test|book
   header cjson/cJSON.h libcjson-dev
   header utf8proc.h libutf8proc-dev
   want libpcre2-dev compiles_pcre2
-  [ "$1" = build ] && return
+  # Kernels are C++, those for nvcc and those that run as fibers.
+  case $1-${CUDA:-no} in chapters-* | test-* | *-yes) want g++ compiles_cxx ;; esac
+  case $1 in build | chapters) return ;; esac
   case $1 in book | test)
     tool pandoc pandoc
     tool gnuplot gnuplot-nox
@@ -58,7 +61,6 @@ probe() { # probe build|run|test|book
   [ "$1" = run ] && return
   want epubcheck epubcheck_runs
   want libcmocka-dev compiles_cmocka
-  want g++ compiles_cxx
   tool clang clang
   want libclang-rt-dev fuzzes
   tool clang-format clang-format
@@ -104,7 +106,10 @@ if [ "$1" = check ] || [ $may_install = no ]; then
   {
     echo "tiles: missing packages:$missing"
     echo "tiles: as root: apt-get install --no-install-recommends$missing"
-    [ "$1" = install ] || echo "tiles: 'make run' and 'make test' install them by themselves"
+    case $1-$2 in
+    check-chapters) echo "tiles: 'make test' installs them by itself" ;;
+    check-*) echo "tiles: 'make run' and 'make test' install them by themselves" ;;
+    esac
   } >&2
   exit 1
 fi
