@@ -160,7 +160,7 @@ check "ladder changes with the ladder" changes ladder h200-ladder ms '^[^\t]*\t4
 check "host-time changes with torch" changes host-time h200-torch ms 'qwen2.5-1.5b\t768\tplain, CUDA'
 check "host-time changes with what was given" changes host-time given value '^rtx3070_device_ms\t'
 check "loss-account changes with the waves" changes loss-account h200-account us '^1\tattention'
-check "loss-account changes with the tape" changes loss-account h200-tape-account us '^4096\tsmall'
+check "loss-account changes with the tape" changes loss-account h200-tape-account us '^4096\tattention'
 ring_measured() {
   printf 'us\tslots_full\top\n10\t0\t-\n12\t2\tqkv\n14\t1\t-\n17\t6\tgate_up\n30\t0\t-\n' >"$tables/h200-ring.tsv"
   build "$tmp/c" ring-over-time && grep -q 'measured: a layer of 20' "$tmp/c/ring-over-time.svg" && ! cmp -s "$tmp/a/ring-over-time.svg" "$tmp/c/ring-over-time.svg"
