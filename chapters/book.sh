@@ -66,12 +66,37 @@ newer() { # newer FILE SOURCE...: FILE is there and no source has changed since
   [ -e "$file" ] && [ -z "$(find "$@" -newer "$file" 2>/dev/null | head -n 1)" ]
 }
 
+# A listing's line that may be too wide says how far to the right it goes on: below its own comment where that leaves room,
+# else a little to the right of its begin. What is left of the comment is known from pandoc's mark on it.
+hang() {
+  awk 'function plain(s) { gsub(/<[^>]*>/, "", s); gsub(/&[a-z0-9#]+;/, "x", s); gsub(/\t/, "    ", s); return s }
+    !/^(<div class="sourceCode".*)?<span id="[^"]*"><a href="#[^"]*"[^>]*><\/a>/ { print; next }
+    {
+      at = match($0, /<span id="[^"]*"/)
+      length_of_tag = RLENGTH
+      text = substr($0, at)
+      line = plain(text)
+      if (length(line) > 40) {
+        bare = line
+        sub(/^ +/, "", bare)
+        indent = length(line) - length(bare)
+        comment = match(text, /<span class="(co|do)">/)
+        before = comment ? plain(substr(text, 1, comment - 1)) : ""
+        hang = indent + 4
+        if (comment && before !~ /[^ ]/) hang = indent + (bare ~ /^(\/\/|\/\*)/ ? 3 : bare ~ /^#/ ? 2 : 0)
+        else if (comment && length(before) <= 56) hang = length(before) + 3
+        if (hang != 4) $0 = substr($0, 1, at + length_of_tag - 1) " style=\"--hang:" hang "\"" substr($0, at + length_of_tag)
+      }
+      print
+    }'
+}
+
 # A page. Line anchors come as L.FILE.FIRST-LINE from pandoc, since a block's id begins them, and are FILE-LINE in the book.
 page() { # page NN-name
   if weave "$1" -t html5 --wrap=none --mathml --section-divs --template chapters/template.html -o "$out/pages/$1.html"; then
     sed -E -e 's/(id="|href="#)L\.([^"]+)\.[0-9]+-([0-9]+)"/\1\2-\3"/g' -e 's/(<div class="sourceCode") id="L[.-][^"]*"/\1/' \
       -e 's/<pre class="/<pre tabindex="0" class="/' -e 's/(<a href="#[^"]*")><\/a>/\1 aria-hidden="true" tabindex="-1"><\/a>/' \
-      "$out/pages/$1.html" >"$html/$1.html"
+      "$out/pages/$1.html" | hang >"$html/$1.html"
     # shellcheck disable=SC2015 # the front page is the index too
     [ "$1" != 00-reading ] || cp "$html/$1.html" "$html/index.html"
   else
@@ -86,7 +111,8 @@ source_page() { # source_page FILE
     mkdir -p "$(dirname "$html/src/$1")"
     weave "source:$1" -t html5 --wrap=none --template chapters/template.html |
       sed -E -e 's/(id="|href="#)L-([0-9]+)"/\1L\2"/g' -e 's/(<div class="sourceCode") id="L"/\1/' \
-        -e 's/<pre class="/<pre tabindex="0" class="/' -e 's/(<a href="#[^"]*")><\/a>/\1 aria-hidden="true" tabindex="-1"><\/a>/' >"$html/src/$1.new"
+        -e 's/<pre class="/<pre tabindex="0" class="/' -e 's/(<a href="#[^"]*")><\/a>/\1 aria-hidden="true" tabindex="-1"><\/a>/' |
+      hang >"$html/src/$1.new"
     mv "$html/src/$1.new" "$html/src/$1.html"
   fi
 }
@@ -152,6 +178,7 @@ book_check() {
   weave check -t plain --wrap=preserve -o "$out/stale.txt" || return 1
   grep -q . "$out/stale.txt" || return 0
   sed 's/^/stale: /' "$out/stale.txt" >&2
+  echo 'A stale table was measured before the program it measures was changed: its numbers stand in the book as they were. STRICT=1 makes that a fault.' >&2
   [ -z "$STRICT" ]
 }
 tables() { # tables gpu|waves|cpu|ladder: those that say which source they were measured from, by their names
@@ -168,6 +195,7 @@ search_index() { # search_index PAGE...
     function plain(s) {
       gsub(/<(math|svg|style)[ >].*<\/(math|svg|style)>/, " ", s)
       gsub(/<[^>]*>/, "", s)
+      gsub(/\302\240/, " ", s)
       gsub(/&lt;/, "<", s); gsub(/&gt;/, ">", s); gsub(/&quot;/, "\"", s); gsub(/&amp;/, "\\&", s); gsub(/&#39;/, "\047", s)
       return s
     }
@@ -260,6 +288,7 @@ all() {
     echo 'the book has faults: none of it counts' >&2
     return 1
   }
+  echo "The book: $out/html/index.html, a page a chapter ($out/html/book.html is all of it), $out/tiles.epub and $out/tiles.pdf"
 }
 
 [ $# -gt 0 ] || set -- all

@@ -112,6 +112,29 @@ local function behind_the_unit(inlines)
   return out
 end
 
+-- What does not break over two lines: a number and its unit, the parts of a short formula, code of a few words.
+local NBSP = '\194\160'
+local operators = { ['+'] = 1, ['−'] = 1, ['-'] = 1, ['×'] = 1, ['·'] = 1, ['='] = 1, ['≤'] = 1, ['≥'] = 1, ['<'] = 1, ['>'] = 1, ['/'] = 1 }
+local function together(inlines)
+  for i, x in ipairs(inlines) do
+    local a, b = inlines[i - 1], inlines[i + 1]
+    if (x.t == 'Space' or x.t == 'SoftBreak') and a and b and b.t == 'Str' then
+      local was, comes = a.t == 'Str' and a.text or '', b.text:gsub('[,.;:)]+$', '')
+      local unit = a.t == 'Span' and a.classes:includes('number') and numbers.is_unit(comes)
+      local formula = was ~= '' and (operators[comes] or operators[was]) and utf8.len(was) < 6 and utf8.len(comes) < 6
+      local product = was:find('^%d+$') and comes:find('^%l$') and comes ~= 'a'
+      if unit or formula or product then inlines[i] = pandoc.Str(NBSP) end
+    end
+  end
+  return inlines
+end
+local function short_code(c)
+  if #c.classes == 0 and utf8.len(c.text) <= 24 then
+    c.classes:insert 'short'
+    return c
+  end
+end
+
 -- A link's target in the built book. Nothing else ends in a page that does not exist.
 local function url(chapter, id, own)
   if epub then return '#' .. (id or chapter.id or chapter.name) end
@@ -203,7 +226,7 @@ local function prose(here, state, blocks)
   local div = pandoc.Div(blocks)
   div = pandoc.walk_block(div, { Para = typed, Plain = typed, Header = typed })
   div = pandoc.walk_block(div, { Code = function(c) if c.text:find('^=') and #c.classes == 0 then return number(here, state, c) end end })
-  div = pandoc.walk_block(div, { Inlines = behind_the_unit })
+  div = pandoc.walk_block(div, { Inlines = function(list) return together(behind_the_unit(list)) end, Code = short_code })
   div = pandoc.walk_block(div, {
     Span = function(s)
       if s.classes:includes('term') then return term(here, state, s) end

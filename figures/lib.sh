@@ -24,8 +24,8 @@ plan_tiles() {
   archive=$program.$$.a
   for file in "$ROOT"/*.c; do
     file=$objects/$(basename "$file" .c).o
-    [ "$file" = "$objects/tiles.o" ] || [ ! -e "$file" ] || printf '%s\n' "$file"
-  done | xargs ar rcs "$archive"
+    [ "$file" = "$objects/tiles.o" ] || [ ! -e "$file" ] || printf '%s\0' "$file"
+  done | xargs -0 ar rcs "$archive"
   cc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -O1 -o "$program.$$" "$FIGURES/plan_tiles.c" "$archive" \
     -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
   rm -f "$archive"

@@ -55,9 +55,15 @@ function M.listing(state, fence, item)
     says[1] = precedes(state, item)
     local before = since(state, f)
     if before then says[2] = { pandoc.Str 'added since', pandoc.Space(), linked(named(before), state.url(before, nil, state.chapter)) }
-    elseif not state.begun[f] then says[2] = { pandoc.Str 'a new file' } end
+    elseif not state.begun[f] then says[2] = { pandoc.Str 'first seen here' } end
     if r and not state.begun[r] then id = 'region-' .. r.name end
     state.begun[f] = true
+    state.adds = state.adds or {}
+    if not state.adds[f] then
+      state.adds[#state.adds + 1] = f
+      state.adds[f] = { first = item.first, lines = 0 }
+    end
+    state.adds[f].lines = state.adds[f].lines + item.last - item.first + 1
     if r then state.begun[r] = true end
   end
   local lines = item.first == item.last and ('line %d'):format(item.first) or ('lines %d–%d'):format(item.first, item.last)
@@ -130,22 +136,38 @@ function M.solution(state, fence)
     pandoc.CodeBlock(text:gsub('%s+$', ''), pandoc.Attr('code-solution-' .. fence.what, { 'diff' })), raw '</details>' }
 end
 
--- What a chapter adds to the program, below its title.
+-- What a chapter adds to the program, below its title: the files in the order of their listings, with the lines these have.
 local function adds(state)
   local list = pandoc.List {}
-  for _, f in ipairs(sources.files) do
-    local lines, first = 0, nil
-    for n = 1, #f.lines do
-      if f.kind[n] == 'code' and f.owner[n] and f.owner[n].chapter == state.chapter then lines, first = lines + 1, first or n end
-    end
-    if first then
-      list:insert(pandoc.Str(#list > 0 and ', ' or 'Code in this chapter: '))
-      list:insert(to_source(state, f, first))
-      list:insert(pandoc.Str((' (%d %s%s)'):format(lines, lines == 1 and 'line' or 'lines', since(state, f) and '' or ', new')))
-    end
+  for _, f in ipairs(state.adds or {}) do
+    local lines = state.adds[f].lines
+    list:insert(pandoc.Str(#list > 0 and ', ' or 'Code in this chapter: '))
+    list:insert(to_source(state, f, state.adds[f].first))
+    list:insert(pandoc.Str((' (%d %s%s)'):format(lines, lines == 1 and 'line' or 'lines', since(state, f) and '' or ', first seen here')))
   end
   if #list > 0 then list:insert(pandoc.Str '.') end
   return #list > 0 and pandoc.Div({ pandoc.Para(list) }, classed 'adds') or nil
+end
+
+-- A table's columns take what they need, and not the shares that pandoc reads from its dashes. A cell of a few words stays on
+-- one line, so that a table too wide scrolls rather than breaks every word.
+function M.columns(t)
+  for i, spec in ipairs(t.colspecs) do t.colspecs[i] = { spec[1] } end
+  local longest = {}
+  local function each(f)
+    for _, body in ipairs(t.bodies) do
+      for _, row in ipairs(body.body) do
+        local cells = row.cells or row[2]
+        for i, cell in ipairs(cells) do f(i, cell, utf8.len(pandoc.utils.stringify(cell.contents)) or 0) end
+      end
+    end
+  end
+  each(function(i, _, n) longest[i] = math.max(longest[i] or 0, n) end)
+  each(function(i, cell)
+    local n = longest[i]
+    cell.attr = pandoc.Attr('', { n <= 22 and 'short' or n <= 60 and 'long' or 'longer' })
+  end)
+  return t
 end
 
 -- A page: footnotes become notes beside their line, and what is wide scrolls in itself.
@@ -158,6 +180,7 @@ function M.page(state, blocks)
     local sum = adds(state)
     if sum then out:insert(2, sum) end
   end
+  out = pandoc.walk_block(pandoc.Div(out), { Table = M.columns }).content
   if state.epub then return out end
   local notes = 0
   local function beside(block) -- the mark stays, the note goes to the paragraph's end
@@ -210,7 +233,7 @@ function M.meta(state, sections)
   local function page(other)
     return { file = other.name .. '.html', title = other.title, number = other.number }
   end
-  local meta = { title = c.title, pagetitle = c.title, lang = 'en', contents = list, root = state.source or '', source = state.source ~= nil }
+  local meta = { title = c.title, pagetitle = c.title == 'Tiles' and c.title or c.title .. ' · Tiles', lang = 'en', contents = list, root = state.source or '', source = state.source ~= nil }
   for _, other in ipairs(sources.chapters) do
     if other.exists then
       local entry = page(other)

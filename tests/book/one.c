@@ -1,7 +1,7 @@
 /*: # One
 
 What this file is for. It runs in [4 KB]{.fact}, `=v("h200-x","a",1,"ms")` ms. :*/
-#include "two.cuh"
+#include "gemv.cuh"
 
 //> alpha
 enum { FIRST = 3, SECOND, THIRD = SECOND * 2 };
