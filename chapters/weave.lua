@@ -122,7 +122,7 @@ local function together(inlines)
       local was, comes = a.t == 'Str' and a.text or '', b.text:gsub('[,.;:)]+$', '')
       local unit = a.t == 'Span' and a.classes:includes('number') and numbers.is_unit(comes)
       local formula = was ~= '' and (operators[comes] or operators[was]) and utf8.len(was) < 6 and utf8.len(comes) < 6
-      local product = was:find('^%d+$') and comes:find('^%l$') and comes ~= 'a'
+      local product = was:find('^%d+$') and (comes:find('^%l$') and comes ~= 'a' or comes:find('^%u%u+$'))
       if unit or formula or product then inlines[i] = pandoc.Str(NBSP) end
     end
   end

@@ -154,6 +154,11 @@ end
 function M.columns(t)
   for i, spec in ipairs(t.colspecs) do t.colspecs[i] = { spec[1] } end
   local longest = {}
+  for _, row in ipairs(t.head.rows or t.head[2]) do
+    for _, cell in ipairs(row.cells or row[2]) do
+      if (utf8.len(pandoc.utils.stringify(cell.contents)) or 0) > 12 then cell.attr = pandoc.Attr('', { 'long' }) end
+    end
+  end
   local function each(f)
     for _, body in ipairs(t.bodies) do
       for _, row in ipairs(body.body) do
