@@ -21,7 +21,7 @@ function barriers(    w, n) {
   return n
 }
 function row(what, a, b) {
-  text(0, y, what, "m")
+  text(8, y, what, "m")
   text(60, y + 25, a)
   text(400, y + 25, b)
   y += 62
@@ -38,14 +38,14 @@ BEGIN {
   read_table(t)
   for (i = 1; i <= N[t]; i++) { hx[i] = CELL[t, i, "workers"]; hy[i] = CELL[t, i, "read_gbs"] }
   workers = hx[N[t]]; rate = hy[N[t]]
-  begin(NAME, "What the card asks", "Read rate against the number of workers that read. The RTX 3050, as published: " sy[1] " GB/s from one of " small_workers " and " sy[2] " from eight, of " small_rate ". The H200, as measured: " hy[1] " GB/s from one of " workers ", " rate " from all. Below, what one barrier and all barriers of a token cost on each.", 510)
+  begin(NAME, "What the card asks", "Read rate against the number of workers that read. The RTX 3050, as published: " sy[1] " GB/s from one of " small_workers " and " sy[2] " from eight, of " small_rate ". The H200, as measured: " hy[1] " GB/s from one of " workers ", " rate " from all. Below, what one barrier of a token takes on average, by the account of a traced one, and what all of them cost on each.", 510)
   text(60, 20, sprintf("RTX 3050: %.0f GB/s", small_rate), "b")
   text(400, 20, "H200: " commas(rate) " GB/s", "b")
   plot(gnuplot_head(300) "set multiplot\n" panel(60, 310, 3, sx, sy, small_workers) panel(400, 672, N[t], hx, hy, workers) "unset multiplot")
   text(185, 306, "workers", "m", "middle")
   text(536, 306, "workers", "m", "middle")
   y = 350
-  row("a barrier with nobody late", small_barrier " µs", KEY["barrier_us"] " µs")
+  row("a barrier of a token, on average", small_barrier " µs", KEY["barrier_us"] " µs")
   row("what the card reads in that time", size(small_barrier * small_rate * 1e3), size(KEY["barrier_us"] * KEY["read_gbs"] * 1e3))
   row("all barriers of a token", sprintf("%d: %.1f%% of the floor", small_n, small_n * small_barrier / small_floor / 10), sprintf("%d: %.0f%% of the floor", barriers(), barriers() * KEY["barrier_us"] / KEY["floor_ms"] / 10))
   finish()
