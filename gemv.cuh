@@ -10,11 +10,10 @@ bytes, eight weights, so that a warp's load is 512 contiguous bytes and eight of
 [64 KB]{.fact} at a time. On an H200 an SM's share of the memory's rate is `=target("h200","read_gbs")/target("h200","workers")|%.0f` KB a microsecond, so that much on
 the way covers a latency of `=65.536*target("h200","workers")/target("h200","read_gbs")|%.1f` µs. The first unit is asked for before the barrier is over, because weights depend on nothing.
 
-**No stack.** The acquire at a barrier empties L1, so whatever the compiler keeps in local memory is a trip to L2 in every wave (`spill_372` and `single_rows_512` in
-`measured/h200-probes.tsv`). Hence 256 threads, with room for 255 registers each.
+**No stack.** The acquire at a barrier empties L1, so whatever the compiler keeps in local memory is a trip to L2 in every wave. Kernels of 384 and of 512 threads, whose registers did not hold all,
+[were far slower](A3-probes.md#A3-waves). Hence 256 threads, with room for 255 registers each.
 
-**The vector** is staged in shared memory once a tile. Lane `l` needs elements 8 l to 8 l + 7: two 16-byte reads. Side by
-side they would hit the same banks twice, so the first and second halves of each eight lie in two planes.
+**The vector** is staged in shared memory once a tile, in an order that suits the lanes' reads.
 
 **Order.** A dot product is summed over the lane's eight columns and its steps, then over the lanes by a fixed butterfly, then
 over segments from left to right. Nothing depends on timing, so the bits are the same in every run. :*/
@@ -105,7 +104,7 @@ __device__ __forceinline__ void gemv_begin(const Rows &r, Loaded &w) {
 }
 //< gemv_load
 
-/*: The vector's two planes: element e lies in plane (e / 4) % 2 at e / 8 * 4 + e % 4. :*/
+/*: In shared memory the vector lies in two planes, element e in plane (e / 4) % 2 at e / 8 * 4 + e % 4. :*/
 //> gemv_dot
 __device__ __forceinline__ uint32_t plane_index(uint32_t e, uint32_t plane_size) {
   return (e / 4 % 2) * plane_size + e / 8 * 4 + e % 4;

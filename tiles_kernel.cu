@@ -60,7 +60,7 @@ static __device__ __forceinline__ Rows tile_rows(const Params &p, const Tile &t)
 
 /*: ## Tiles that multiply
 
-Five opcodes are a GEMV with something before and something after. So there is one GEMV, and two switches: what the staged
+Six opcodes are a GEMV with something before and something after. So there is one GEMV, and two switches: what the staged
 vector is, and where a product goes. `emit` is called by one thread a unit, so its switch costs nothing. :*/
 //> kernel_stage
 static __device__ __forceinline__ const float *layer_vector(const Params &p, uint32_t layer,
