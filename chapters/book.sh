@@ -76,6 +76,10 @@ hang() {
       length_of_tag = RLENGTH
       text = substr($0, at)
       line = plain(text)
+      # A parameter below its parenthesis: a narrow page shortens the way to it.
+      deep = match(text, /<\/a> +/) && RLENGTH > 20
+      if (deep) text = substr(text, 1, RSTART + 3) "<span class=\"deep\">" substr(text, RSTART + 4, RLENGTH - 4) "</span>" substr(text, RSTART + RLENGTH)
+      $0 = substr($0, 1, at - 1) text
       if (length(line) > 40) {
         bare = line
         sub(/^ +/, "", bare)
