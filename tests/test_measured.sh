@@ -139,7 +139,7 @@ beside() { # a stage that both have, one that only the tape has, and the token
   w=$(awk -F '\t' '$1 == 1 && $2 == "qkv" { printf "%s %.1f", $5, 100 * $6 / $5 }' measured/h200-account.tsv)
   t=$(awk -F '\t' '$1 == 1 && $2 == "qkv" { printf "%s %.1f", $5, 100 * $6 / $5 }' measured/h200-tape-account.tsv)
   has h200-beside "1\tqkv\t${w% *}\t${t% *}\t${w#* }\t${t#* }" &&
-    awk -F '\t' '$2 == "merge" && $3 == "" && $4 > 0 && $5 == "" { n++ } $2 == "token" && $3 > 0 && $4 > 0 && $5 > 30 && $6 > 30 { n++ } $2 == "barriers or hand-offs" && $3 != "" && $4 != "" { n++ } END { exit n != 6 }' "$tmp/out/h200-beside.tsv"
+    awk -F '\t' '$2 == "merge" && $3 == "" && $4 != "" && $5 == "" { n++ } $2 == "token" && $3 > 0 && $4 > 0 && $5 > 30 && $6 > 30 { n++ } $2 == "barriers or hand-offs" && $3 != "" && $4 != "" { n++ } END { exit n != 6 }' "$tmp/out/h200-beside.tsv"
 }
 check "waves and tape beside each other" beside
 [ "$(rows h200-beside)" -eq 31 ]
