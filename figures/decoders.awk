@@ -14,6 +14,8 @@ BEGIN {
   read_table(t)
   for (i = 1; i <= N[t]; i++)
     if (CELL[t, i, "context"] == context) { row[++n] = i; most = max(most, CELL[t, i, "ms"]) }
+  for (k = 2; k <= n; k++) # the table begins with what the others are compared with
+    for (j = k; j > 1 && CELL[t, row[j - 1], "chapter"] > CELL[t, row[j], "chapter"]; j--) { i = row[j]; row[j] = row[j - 1]; row[j - 1] = i }
   if (!n) fail("measured/" t ".tsv: no row at context " context)
   window = 40 # µs enlarged
   left = 196; wide = 680 - left - 70; step = 46

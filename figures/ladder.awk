@@ -8,6 +8,8 @@ BEGIN {
     most = max(most, CELL[t, i, "most_ms"])
     row[ch, CELL[t, i, "context"]] = i
   }
+  for (k = 2; k <= n; k++) # the table begins with what the others are compared with
+    for (i = k; i > 1 && chapter[i - 1] > chapter[i]; i--) { ch = chapter[i]; chapter[i] = chapter[i - 1]; chapter[i - 1] = ch }
   left = 196; scale = (680 - left - 132) / most; step = 58
   for (k = 1; k <= n; k++)
     desc = desc " " chapter[k] ": " CELL[t, row[chapter[k], 1], "ms"] ((chapter[k], 4096) in row ? " and " CELL[t, row[chapter[k], 4096], "ms"] : "") "."

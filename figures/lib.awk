@@ -133,7 +133,7 @@ function chapter_name(s,    key) {
   key = substr(key, 1, 2)
   if (key == "03") return "03 kernels"
   if (key == "04") return "04 graph"
-  if (key == "05") return "05 waves"
+  if (key == "05") return s ~ /graph/ ? "05 in a graph" : "05 waves"
   if (key == "06") return "06 barriers"
   if (key == "11") return "11 token loop"
   if (key == "13") return "13 tape"
