@@ -99,6 +99,9 @@ planted() {
   sed -i 's/"THIRD"/"FOURTH"/' chapters/01-first.md
   faulty 'an unknown constant' 'chapters/01-first.md:4: the sources have no constant FOURTH' page 01-first
   small
+  printf '// The same name.\nenum { THIRD = 7 };\n' >>gemv.cuh
+  faulty 'a constant of two meanings' 'chapters/01-first.md:4: the sources have several constants THIRD' page 01-first
+  small
   sed -i 's/"ms")|%.1f/"ms")*2/' chapters/01-first.md
   faulty 'arithmetic without a format' 'chapters/01-first.md:3: what is computed needs a format, such as |%.2f: v("h200-x","a",1,"ms")*2' page 01-first
   small

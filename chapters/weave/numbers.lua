@@ -76,13 +76,16 @@ local function lookup(path, key)
 end
 
 -- The constants of the sources: #define NAME value and enum { NAME, NAME = value }. Evaluated as integers.
-local constants
+local constants, several = nil, {} -- several: names that mean one thing here and another there
 local function bare(text) -- without comments and strings
   return (text:gsub('/%*.-%*/', ' '):gsub('//[^\n]*', ''):gsub('"[^"\n]*"', '""'))
 end
 local function find_constants()
   constants = {}
-  local function add(name, value) constants[name] = constants[name] or value end
+  local function add(name, value)
+    if constants[name] and constants[name] ~= value then several[name] = true end
+    constants[name] = constants[name] or value
+  end
   for _, f in ipairs(sources.files) do
     if f.name:find('%.[ch]u?h?$') then
       local text = bare(table.concat(f.lines, '\n'))
@@ -102,6 +105,7 @@ end
 local function constant(name, depth)
   if not constants then find_constants() end
   if not constants[name] then error('the sources have no constant ' .. name, 0) end
+  if several[name] then error('the sources have several constants ' .. name, 0) end
   if depth > 20 then error(name .. ' is defined by itself', 0) end
   local lua = constants[name]:gsub('(%f[%w]%d[%x]*)[uUlL]+%f[%W]', '%1'):gsub('/', '//')
     :gsub('%f[%w_]([%a_][%w_]*)', function(word)
