@@ -355,6 +355,8 @@ def main():
         sys.exit(__doc__)
     folder, names = arguments[0], arguments[1:]
     names = static(folder, names)
+    if not names:
+        sys.exit(f"{folder}: no pages")
     in_browser(folder, names, axe)
     failed = number = 0
     for kind, what in KINDS.items():
