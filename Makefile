@@ -23,7 +23,7 @@ help:
 	@echo 'make book    the book: build/book/html/index.html, tiles.epub, tiles.pdf'
 	@echo 'make tiles   the program alone'
 	@echo 'make chapters  every chapter'"'"'s decoder: build/ch03 MODEL and so on; make ch03 builds one'
-	@echo 'make check   the tests of the release build alone: seconds, not minutes'
+	@echo 'make check   the tests of the release build alone, the book among them'
 	@echo 'make lint    formatting and static analysis'
 	@echo 'make fuzz    every fuzz harness for FUZZ_SECONDS each'
 	@echo 'make asan    the tests under the address and undefined-behaviour sanitizers'
