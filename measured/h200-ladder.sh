@@ -10,31 +10,20 @@ cd "$(dirname "$0")/.." || exit 1
   sed -n '3s/# //p' "$0" >&2
   exit 2
 }
-models=$1 out=$2 model=$1/l1b B=${B:-build}
-mkdir -p "$models" "$out"
+models=$1 out=$2 model=$1/l1b B=${B:-build} sources=ladder
+# shellcheck source=measured/lib.sh
+. measured/lib.sh
 [ -e "$model/model.safetensors" ] || timeout 120 ./tiles synth llama-3.2-1b "$model" --seed 7 || exit 1
-T=$'\t' bad=0 deadline=$((SECONDS + 85))
-
-head_of() { # head_of COMMAND: what every table begins with
-  local card
-  card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1 | sed 's/, /, driver /')
-  printf '# device\t%s, CUDA %s\n' "$card" "$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
-  printf '# date\t%s\n# command\t%s\n' "$(date +%F)" "$1"
-  if [ -e chapters/source.sh ]; then printf '# source\t%s\n' "$(sh chapters/source.sh ladder)"; else
-    printf '# source\t%s\n' "$(cat ./*.c ./*.h ./*.cu ./*.cuh | sha256sum | cut -c 1-16)"
-  fi
-}
+deadline=$((SECONDS + 85))
 
 #> ladder-row
 # One program at one context: a row, or none and a note. ch11 comes first, the others' tokens are compared with its.
 row() { # row CONTEXT CHAPTER [--graph]
-  local context=$1 limit=$((deadline - SECONDS)) raw=$out/ladder-$2${3-}-$1.txt
-  [ $limit -lt 20 ] || limit=20
-  if [ $limit -le 0 ] || ! timeout -k 2 $limit "$B/$2" "$model" --ctx "$context" -n 64 --runs 7 --tsv "${@:3}" >"$raw" 2>"$raw.err"; then
-    echo "$2 ${3-} at context $context: no result: $([ $limit -gt 0 ] && tail -n 1 "$raw.err" || echo "out of time")" >&2
-    bad=1
+  local context=$1 raw=$out/ladder-$2${3-}-$1.txt
+  limited 20 "$B/$2" "$model" --ctx "$context" -n 64 --runs 7 --tsv "${@:3}" >"$raw" 2>"$raw.err" || {
+    complain "$2 ${3-} at context $context: no result: $(tail -n 1 "$raw.err")"
     return
-  fi
+  }
   [ "$2" != ch11 ] || reference=$(sed -n '3p' "$raw")
   # The columns of the chapters' --tsv: chapter, context, tokens, runs, kernels, read_gbs, floor_ms, ms, least_ms, most_ms, share_percent, device_ms, busy_us,
   # idle_us, host_us, turn_us, ids_hash, logits_hash.

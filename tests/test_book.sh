@@ -9,17 +9,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/tiles book.XXXXXX") # a space in the path
 trap 'rm -rf "$work" "${work// /-}"' EXIT
 
 #> book-helpers
-n=0 failed=0
-result() { # result 0|1 NAME FILE: the file is shown where it failed
-  n=$((n + 1))
-  if [ "$1" -eq 0 ]; then
-    echo "ok $n - $2"
-  else
-    echo "not ok $n - $2"
-    head -c 1500 "$3" | sed 's/^/#   /'
-    failed=$((failed + 1))
-  fi
-}
+# shellcheck source=tests/tap.sh
+. tests/tap.sh
 # A fresh small book with the real weave.
 small() {
   rm -rf "$work/small"

@@ -54,17 +54,8 @@ printf '# check: false\n--- a/README.md\n+++ b/README.md\n@@ -1,2 +1,2 @@\n-%s\n
 # shellcheck disable=SC2016 # the inner shell expands it
 printf '%s\0' "${patches[@]}" "$old" "$wrong" | xargs -0 -n 1 -P "$(nproc)" bash -c 'one "$1"' _
 
-n=0 failed=0
-result() { # result 0|1 NAME FILE
-  n=$((n + 1))
-  if [ "$1" -eq 0 ]; then
-    echo "ok $n - $2"
-  else
-    tail -n 12 "$3" | cut -c 1-300 | sed 's/^/#   /'
-    echo "not ok $n - $2"
-    failed=$((failed + 1))
-  fi
-}
+# shellcheck source=tests/tap.sh
+. "$root/tests/tap.sh"
 for patch in "${patches[@]}"; do
   name=$(basename "$patch" .patch)
   result "$(cat "$work/$name.rc")" "$name" "$work/$name.out"

@@ -8,21 +8,8 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 export TILES=${TILES:-${B:-build}/tiles}
 unset DRAFT FIGURES_TARGET MEASURED
-failed=0 n=0
-result() { # result STATUS NAME
-  n=$((n + 1))
-  if [ "$1" -eq 0 ]; then echo "ok $n - $2"; else
-    echo "not ok $n - $2"
-    failed=$((failed + 1))
-  fi
-}
-check() { # check NAME COMMAND...: its output only when it fails
-  local name=$1 out rc=0
-  shift
-  out=$("$@" 2>&1) || rc=$?
-  [ $rc -eq 0 ] || printf '%s\n' "$out" | sed 's/^/# /'
-  result $rc "$name"
-}
+# shellcheck source=tests/tap.sh
+. tests/tap.sh
 
 #> figures-fixture
 tables=$tmp/measured

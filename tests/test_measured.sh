@@ -9,21 +9,9 @@ top=$PWD
 export REAL=$top/$B/tiles
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-T=$'\t' failed=0 n=0
-result() { # result STATUS NAME
-  n=$((n + 1))
-  if [ "$1" -eq 0 ]; then echo "ok $n - $2"; else
-    echo "not ok $n - $2"
-    failed=$((failed + 1))
-  fi
-}
-check() { # check NAME COMMAND...: its output only when it fails
-  local name=$1 said rc=0
-  shift
-  said=$("$@" 2>&1) || rc=$?
-  [ $rc -eq 0 ] || printf '%s\n' "$said" | tail -n 12 | sed 's/^/# /'
-  result $rc "$name"
-}
+T=$'\t'
+# shellcheck source=tests/tap.sh
+. tests/tap.sh
 
 #> measured-stand-ins
 # A tree in which everything is the real one but `tiles`, and a PATH whose first programs pretend that there is a card.
