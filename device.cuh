@@ -139,11 +139,12 @@ __device__ __forceinline__ void mbarrier_expect(uint64_t *b, uint32_t bytes) {
       "r"(bytes)
       : "memory");
 }
-// For one thread. Returns at once; the bytes count at `b` when they have landed.
+// For one thread. Returns at once; the bytes count at `b` when they have landed. In L2 they are the first to go: nobody reads them twice in a token.
 __device__ __forceinline__ void bulk_copy(void *shared, const void *global, uint32_t bytes,
                                           uint64_t *b) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-               " [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+  asm volatile("{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+               " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+               " [%0], [%1], %2, [%3], policy; }" ::"r"(shared_address(shared)),
                "l"(global), "r"(bytes), "r"(shared_address(b))
                : "memory");
 }
@@ -158,6 +159,7 @@ __device__ __forceinline__ void tape_copy(void *shared, const void *global, uint
 // n rows of `bytes`, `stride` apart in memory, go side by side into the slot. A lane asks for every 32nd.
 __device__ __forceinline__ void tape_copy_rows(void *shared, const uint8_t *global, uint32_t n,
                                                uint32_t bytes, uint64_t stride, uint64_t *b) {
+#pragma unroll 1
   for (uint32_t r = threadIdx.x % 32; r < n; r += 32)
     bulk_copy((char *)shared + r * bytes, global + r * stride, bytes, b);
 }
@@ -356,24 +358,25 @@ struct Params {
   uint32_t kv_rows;     // rows of K, and of V, that an attend tile may stage
   uint32_t tile_room;   // tiles of one worker that fit into shared memory
   // one token's values
-  float *residual;      // [hidden]
-  float *qkv_out;       // [heads + 2 kv_heads, head_dim]
-  float *scores;        // [heads, context]
-  float *score_max;     // [chunks, heads]
-  float *attention;     // [chunks, heads, head_dim]
-  float *denominator;   // [chunks, heads]
-  float *partials;      // [ffn_parts, hidden]
-  float *activation;    // [inter]
-  float *normed;        // [hidden]
-  float *logits;        // [vocab]
+  float *residual;    // [hidden]
+  float *qkv_out;     // [heads + 2 kv_heads, head_dim]
+  float *scores;      // [heads, context]
+  float *score_max;   // [chunks, heads]
+  float *attention;   // [chunks, heads, head_dim], on a tape [chunks, heads, head_dim + HEAD_STATE]
+  float *denominator; // [chunks, heads]
+  float *partials;    // [ffn_parts, hidden]
+  float *activation;  // [inter]
+  float *normed;      // [hidden]
+  float *logits;      // [vocab]
   Candidate *candidate; // [slots]
-  // with hand-offs of data; qkv_out, attention, score_max and denominator serve both
+  // with hand-offs of data; qkv_out and attention serve both
   uint32_t ring_slots, slot_bytes;
+  uint32_t pace_ns; // between speculative pieces
   uint32_t ring_at; // bytes from the beginning of shared memory
   uint32_t own_floats, partial_floats;
-  float *merged;        // [heads, head_dim]
-  float *after_wo;      // [hidden]
-  float *after_down;    // [2, hidden]
+  float *merged;        // [HANDOFF_COPIES, heads, head_dim]
+  float *after_wo;      // [HANDOFF_COPIES, hidden]
+  float *after_down;    // [2, HANDOFF_COPIES, hidden]
   float *activations;   // [2, inter]
   uint64_t *candidates; // [2, slots]
   uint16_t *keys;       // [layers, kv_heads, context, head_dim]
@@ -419,6 +422,11 @@ template <DType T> __device__ __forceinline__ void widen8(uint4 v, float *out) {
       out[2 * k + 1] = widen<T>((uint16_t)(u[k] >> 16));
     }
   }
+}
+
+template <DType T> __device__ __forceinline__ void widen2(uint32_t u, float (&out)[2]) {
+  out[0] = T == DT_BF16 ? __uint_as_float(u << 16) : widen<T>((uint16_t)(u & 0xffff));
+  out[1] = T == DT_BF16 ? __uint_as_float(u & 0xffff0000u) : widen<T>((uint16_t)(u >> 16));
 }
 
 // Round to nearest, ties to even, as the CPU workers do.

@@ -137,6 +137,7 @@ static bool on_tape(const Gpu *g) { return g->plan->sync == SYNC_DATA; }
 // Every piece is eight rows of 2,048 columns.
 static bool cut_whole(const Plan &plan) {
   const Shape &s = plan.shape;
+  if (s.head_dim != 64 || s.qk_norm) return false;
   for (int32_t columns : {s.hidden, s.heads * s.head_dim, s.inter}) {
     TapeCut cut = tape_cut((uint32_t)columns, plan.slot_bytes);
     if (cut.columns != TAPE_COLUMNS || cut.rows != 8 || columns % TAPE_COLUMNS) return false;
@@ -265,8 +266,8 @@ static uint32_t tape_shared_bytes(Gpu *g) {
     if (t->op == OP_WO || t->op == OP_DOWN) more(&p->own_floats, round_up(n, 4));
     more(&p->partial_floats, (t->op == OP_GATE_UP ? 2 : 1) * rows * WARPS);
   }
-  uint32_t floats = PARTS_ROOM * 4 + 2 * p->own_floats + 2 * p->partial_floats +
-                    tape_heads_floats(p->group, p->head_dim);
+  uint32_t floats = tape_work_floats(p->head_dim) + WARP * 4 + p->head_dim + 2 * p->own_floats +
+                    2 * p->partial_floats;
   p->ring_at = round_up(TAPE_FIXED + floats * sizeof(float) + tiles * sizeof(Tile), 128);
   return p->ring_at + p->ring_slots * p->slot_bytes;
 }
@@ -457,12 +458,10 @@ static std::vector<Want> wants(Gpu *g) {
       {(void **)&p->barrier_count, 128}};
   const std::vector<Want> handed = {
       {(void **)&p->qkv_out, qkv_rows(s) * f},
-      {(void **)&p->score_max, heads * plan->chunks * f},
-      {(void **)&p->attention, plan->chunks * round_up(width, 8) * f},
-      {(void **)&p->denominator, plan->chunks * heads * f},
-      {(void **)&p->merged, width * f},
-      {(void **)&p->after_wo, s->hidden * f},
-      {(void **)&p->after_down, 2 * s->hidden * f},
+      {(void **)&p->attention, plan->chunks * heads * (s->head_dim + HEAD_STATE) * f},
+      {(void **)&p->merged, HANDOFF_COPIES * width * f},
+      {(void **)&p->after_wo, HANDOFF_COPIES * s->hidden * f},
+      {(void **)&p->after_down, 2 * HANDOFF_COPIES * s->hidden * f},
       {(void **)&p->activations, 2 * (uint64_t)s->inter * f},
       {(void **)&p->candidates, 2 * (uint64_t)plan->slots * sizeof(uint64_t)}};
   const std::vector<Want> waves = {
@@ -574,6 +573,8 @@ static void fill_params(Gpu *g) {
   for (uint32_t i = 0; i < p->stops; i++) p->stop[i] = g->model->stop_ids[i];
   p->lost = UINT32_MAX;
   p->patience_ns = PATIENCE_NS;
+  const Target &t = plan->target; // what the memory takes for a slot of every worker
+  if (t.read_gbs > 0) p->pace_ns = (uint32_t)((double)plan->slot_bytes * t.workers / t.read_gbs);
 }
 
 static int open_gpu(Gpu *g, Error *e) {

@@ -5,6 +5,10 @@ let the numbers answer. Every hand-off buffer is filled with a bit pattern that 
 it, and reads it again until it is no longer empty. The value and the news that it is there are one and the same four bytes, so there is nothing
 to order: no fence, no flag, no second trip to L2. The method is Lamport's, and collective libraries use it between GPUs.
 
+**Copies.** A vector of 2,048 numbers is 64 lines of L2, and all workers ask for all of them, again and again: while they wait, 132 workers send some 30,000 questions a round to the few L2
+slices that hold these lines, and the values that everybody waits for arrive through the same doors. So who hands on a value of a residual or of the attention output stores it in `HANDOFF_COPIES` places, and a
+worker asks its own one of them. That is why also nothing that many ask for may be small: a chunk's largest score and summed weights stand behind the chunk's own output, not in a short list of such pairs.
+
 What it costs is care with the second use. A buffer must be empty again before anyone reads it for the next layer, and no value may be made
 empty that someone still wants. Both follow from reads of a whole vector. Every worker has rows in every matrix, so who has read all of a layer's
 activation knows that every worker has handed on its rows of it, and is done with all that came before.
@@ -27,12 +31,19 @@ the status after each 1,024 polls (`gave_up`), and leaves too. :*/
 #include "device.cuh"
 
 //> handoff
+enum { HANDOFF_COPIES = 2 };
+
 enum : uint32_t {
   EMPTY = 0xffffffffu
 }; // a NaN; arithmetic makes only 0x7fffffff, and hand_on makes sure
 
 __device__ __forceinline__ void hand_on(float *p, float v) {
   store_relaxed(p, __float_as_uint(v) == EMPTY ? __uint_as_float(0x7fffffffu) : v);
+}
+// stride: floats from copy to copy.
+__device__ __forceinline__ void hand_on_copies(float *p, uint32_t stride, float v) {
+#pragma unroll
+  for (int c = 0; c < HANDOFF_COPIES; c++) hand_on(p + c * stride, v);
 }
 __device__ __forceinline__ void make_empty(float *p) { store_relaxed(p, __uint_as_float(EMPTY)); }
 
@@ -51,30 +62,33 @@ struct Waiter {
   uint32_t step, wave;
   bool failed;
 
-  // Rare, and not inlined: its registers are none of the loop's.
-  __device__ __noinline__ static bool lost(const Params &p, uint32_t step, uint32_t wave,
-                                           unsigned long long &begin) {
-    return gave_up(p, step, wave, begin);
+  // Rare, and not inlined: its registers are none of the loop's. Returns when the waiting began, or GAVE_UP.
+  static constexpr unsigned long long GAVE_UP = ~0ull;
+  __device__ __noinline__ static unsigned long long since(const Params &p, uint32_t step,
+                                                          uint32_t wave, unsigned long long begin) {
+    return gave_up(p, step, wave, begin) ? GAVE_UP : begin;
   }
 
   // Those of N values that `wanted(i)` says, all asked for at once; what was not there is asked for again. The others are zero.
   template <int N, class V, class At, class Wanted>
   __device__ __forceinline__ void take(V (&v)[N], At at, Wanted wanted) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      v[i] = V{};
-      if (wanted(i)) v[i] = fetch(at(i));
-    }
     unsigned long long begin = 0;
-    for (uint32_t polls = 1; !failed; polls++) {
-      bool all = true;
+    bool have[N];
 #pragma unroll
-      for (int i = 0; i < N; i++) all = all && there(v[i]);
-      if (all) return;
+    for (int i = 0; i < N; i++) v[i] = V{}, have[i] = !wanted(i);
+#pragma unroll 1
+    for (uint32_t polls = 1;; polls++) {
 #pragma unroll
       for (int i = 0; i < N; i++)
-        if (!there(v[i])) v[i] = fetch(at(i));
-      if (polls % 1024 == 0) failed = lost(p, step, wave, begin);
+        if (!have[i]) v[i] = fetch(at(i));
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < N; i++) have[i] = there(v[i]), all = all && have[i];
+      if (all || failed) return;
+      if (polls % 1024 == 0) {
+        begin = since(p, step, wave, begin);
+        failed = begin == GAVE_UP;
+      }
     }
   }
 };

@@ -251,16 +251,15 @@ TapeCut tape_cut(uint32_t columns, uint32_t slot_bytes) {
 
 /*: How large is the ring? What the worker needs for itself comes first: the parts of the vector that its rows are multiplied by; the residual rows that it adds to; the
 warps' sums of its rows, and the next ones, which may be there while a slow warp still reads the last; what attention works with (the query heads,
-the newest key and value, and the sums of each warp, for the four heads that it takes together); its list of tiles, and some small things. All the rest is slots, up to six;
-with fewer than two, nothing could be read while a piece is being used. On cards with much shared memory a slot is [32 KB]{.fact}, else half of that. :*/
+the newest key and value, and the sums of each warp, for the four heads that it takes together), in the same place as the parts; its list of tiles, and some small things. All the rest is slots, up to six;
+with fewer than two, nothing could be read while a piece is being used. A slot is [32 KB]{.fact} where two of them fit, else half of that: two whole pieces measured better than four halves. :*/
 //> choose_ring
 enum {
   RING_LEAST = 2,
   RING_MOST = 6,
-  LARGE_SHARED = 160 << 10, // from here on slots are large
   LARGE_SLOT = 32 << 10,
   SMALL_SLOT = 16 << 10,
-  AMPLE_SHARED = 200 << 10,
+  WIDE_CARD = 64, // workers
   SMALL_HEAD = 64,
   KNOWN_SHARED =
       99 << 10, // where the target does not say: what every card has since compute capability 8.0
@@ -268,7 +267,7 @@ enum {
 };
 
 uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t tiles) {
-  uint64_t group = (uint64_t)(s->heads / s->kv_heads), head = (uint64_t)s->head_dim;
+  uint64_t head = (uint64_t)s->head_dim;
   uint64_t sums = 0;
   const uint64_t rows[] = {(uint64_t)qkv_rows(s), (uint64_t)s->hidden, (uint64_t)s->inter,
                            (uint64_t)s->vocab};
@@ -279,9 +278,12 @@ uint64_t tape_reserve(const Shape *s, uint32_t workers, uint32_t tiles) {
     if (n > sums) sums = n;
   }
   uint64_t own = (rows[1] + workers - 1) / workers;
-  uint64_t attention = (group + 2) * head + TAPE_WARPS * TAPE_HEADS * (head + 2);
-  uint64_t parts = TAPE_PARTS_BYTES;
-  uint64_t floats = 2 * (own + 3) + 2 * TAPE_WARPS * sums + attention;
+  // Never both at once: a vector's parts, or an attend tile's queries and sums.
+  uint64_t attention = head + 3 * TAPE_GROUP * (head + 8) / 2 + TAPE_GROUP +
+                       TAPE_WARPS * TAPE_HEADS * (head + 10) + 32 * 4;
+  uint64_t parts = attention * sizeof(float);
+  if (parts < TAPE_PARTS_BYTES) parts = TAPE_PARTS_BYTES;
+  uint64_t floats = 2 * (own + 3) + 2 * TAPE_WARPS * sums + head;
   return parts + floats * sizeof(float) + SMALL_THINGS + tiles * sizeof(Tile);
 }
 
@@ -294,8 +296,8 @@ static uint32_t tape_tiles(const Plan *p) {
 
 static void choose_ring(Plan *p) {
   uint64_t room = p->target.shared_bytes ? p->target.shared_bytes : KNOWN_SHARED;
-  p->slot_bytes = room >= LARGE_SHARED ? LARGE_SLOT : SMALL_SLOT;
   uint64_t reserve = tape_reserve(&p->shape, p->workers, tape_tiles(p));
+  p->slot_bytes = room >= reserve + RING_LEAST * LARGE_SLOT ? LARGE_SLOT : SMALL_SLOT;
   uint64_t slots = room > reserve ? (room - reserve) / p->slot_bytes : 0;
   p->ring_slots = slots < RING_MOST ? (uint32_t)slots : RING_MOST;
 }
@@ -508,11 +510,11 @@ void plan_free(Plan *p) {
 A target may say. Where it does not, and a tape may be expected to win at all, and both plans can be made, we make both and keep the one that is predicted to be faster
 at context 1, where hand-offs weigh most. :*/
 //> choose_sync
-// Whether the planner may choose hand-offs of data unasked: on a GPU whose ring holds a few microseconds of weights, and for attention that one warp can hold in
-// its registers, a few small heads. With more and larger heads barriers measured faster (measured/h200-tape.tsv). On smaller cards nobody has measured it; on a
-// large one with as much shared memory as they have, the same table tells.
+// Whether the planner may choose hand-offs of data unasked: on a wide card, where a wave is as short as what lies between two waves, and for attention that one warp can hold in
+// its registers, a few small heads. With more and larger heads barriers measured faster (measured/h200-tape.tsv). The same table tells that a wide card need not have much shared memory, as long
+// as two large slots fit. On narrow ones nobody has measured it.
 static bool auto_may_be_data(const Shape *s, const Target *t) {
-  return strcmp(t->kind, "cuda") == 0 && t->shared_bytes >= AMPLE_SHARED &&
+  return strcmp(t->kind, "cuda") == 0 && t->workers >= WIDE_CARD &&
          s->heads / s->kv_heads <= TAPE_HEADS && s->head_dim <= SMALL_HEAD;
 }
 
@@ -532,7 +534,8 @@ int plan_make(const Shape *s, const Target *t, Plan *out, Error *e) {
   Plan data;
   Error why; // not asked for, so nobody is told why it cannot be
   if (make_plan(s, t, SYNC_DATA, &data, &why) != 0) return 0;
-  bool faster = !knows_ramps(t) || predicted_ms(&data) < predicted_ms(out);
+  bool faster =
+      data.slot_bytes == LARGE_SLOT && (!knows_ramps(t) || predicted_ms(&data) < predicted_ms(out));
   plan_free(faster ? out : &data);
   if (faster) *out = data;
   return 0;

@@ -624,6 +624,7 @@ such a plan looks like:
   tiles have nothing to do.
 - wo and down do not read the residual rows that they add to. A worker keeps them from reading the whole residual: in qkv (of layer 0: the
   embedding's row) and in gate_up.
+- A worker hands on rows of the residual and of the attention output in several copies, of which each worker reads one; that changes nothing in what follows.
 - A worker resets what it wrote: q, k and v rows, attention partials and output, and the residual after wo at the beginning of the same layer's down
   tile, once it has all of the activation; the activation and the residual after down, of which there are two copies by turns of the layer (running on from
   token to token), at the beginning of the next layer's down tile; candidates, two copies by turns of the token, at the beginning of the next
