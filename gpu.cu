@@ -550,6 +550,8 @@ static int allocate(Gpu *g, Error *e) {
   return 0;
 }
 
+static constexpr double PACE_MOST = 1e5; // ns
+
 static void fill_params(Gpu *g) {
   const Shape *s = &g->model->shape;
   const Plan *plan = g->plan;
@@ -573,8 +575,9 @@ static void fill_params(Gpu *g) {
   for (uint32_t i = 0; i < p->stops; i++) p->stop[i] = g->model->stop_ids[i];
   p->lost = UINT32_MAX;
   p->patience_ns = PATIENCE_NS;
-  const Target &t = plan->target; // what the memory takes for a slot of every worker
-  if (t.read_gbs > 0) p->pace_ns = (uint32_t)((double)plan->slot_bytes * t.workers / t.read_gbs);
+  // What the memory takes for a slot of every worker.
+  const double pace = plan->slot_bytes * (double)plan->workers / plan->target.read_gbs;
+  p->pace_ns = pace < PACE_MOST ? (uint32_t)pace : 0; // not without a rate, nor with an absurd one
 }
 
 static int open_gpu(Gpu *g, Error *e) {
