@@ -149,8 +149,8 @@ step_busy() {
   have h200-tape-repeat 2
 }
 step_parity() {
-  parity tape llama-3.2-1b "${tape[@]}" >"$out/h200-tape-parity.tsv"
-  have h200-tape-parity 4
+  parity tape 'llama-3.2-1b smollm2-135m' "${tape[@]}" >"$out/h200-tape-parity.tsv"
+  have h200-tape-parity 8
 }
 step_sanitize() {
   sanitize "${tape[*]} --workers 8" >"$out/h200-tape-sanitize.tsv"
