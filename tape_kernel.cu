@@ -14,7 +14,7 @@ RMSNorm needs the sum of all squares, but only as a factor: W(g·x)·s is s·W(g
 results.
 
 The code of a layer is data too: whatever does not stay in an SM's instruction cache is fetched again in each layer, in the middle of somebody's waiting. Measured on this card, code runs at full
-speed up to 32 KB, at half of it up to 128 KB, and at a third or less beyond ([A3](A3-probes.md#A3-code)). So loops that are not pressed for time are not unrolled here, and what can be a constant (WHOLE) is one. :*/
+speed up to [32 KB]{.fact}, at half of it up to [128 KB]{.fact}, and at a third or less beyond ([A3](A3-probes.md#A3-code)). So loops that are not pressed for time are not unrolled here, and what can be a constant (WHOLE) is one. :*/
 #include "handoff.cuh"
 #include "tape.cuh"
 
