@@ -572,11 +572,11 @@ static const char *tape_header(const Plan *p) {
   return NULL;
 }
 
-// Ring, the vector's parts, own rows, every warp's sums of the largest matrix's rows twice, attention, small things, and 24 bytes for each tile of the
-// worker that has most.
+// Ring; a vector's parts or what attention works with, which have one place; own rows; every warp's sums of the largest matrix's rows twice; the newest
+// position's turns; small things; and 24 bytes for each tile of the worker that has most.
 static bool tape_room(const Plan *p) {
   const Shape *h = &p->shape;
-  double group = (double)h->heads / h->kv_heads, dim = h->head_dim, tiles = 0;
+  double dim = h->head_dim, tiles = 0;
   for (uint32_t w = 0; w < p->workers; w++) {
     double own = 0;
     for (uint32_t i = 0; i < p->tile_count; i++) own += p->tile[i].worker == w;
@@ -586,10 +586,12 @@ static bool tape_room(const Plan *p) {
   double qkv = ceil((h->heads + 2 * h->kv_heads) * dim / p->workers);
   double pair = ceil((double)h->inter / p->workers), ids = ceil((double)h->vocab / p->workers);
   double rows = fmax(fmin(fmax(fmax(qkv, own), ids), 128), 2 * fmin(pair, 128));
-  // The parts: three of 512 bytes and a gap of 64 for each of eight warps, a gap, and zeros.
-  double bytes = (double)p->ring_slots * p->slot_bytes + 8 * 3 * 576 + 64 + 512 + 512 +
-                 4 * (2 * (own + 3) + 2 * 8 * rows + (group + 2) * dim + 8 * 4 * (dim + 2)) +
-                 24 * tiles;
+  // A vector: three parts of 512 bytes and a gap of 64 for each of eight warps, and a gap. Attention: the newest key and value; three parts of eight queries with gaps of 16
+  // bytes; eight scales; eight warps' four heads with gaps of eight floats and two of state. Behind either, zeros.
+  double vector = 8 * 3 * 576 + 64,
+         attention = 4 * dim + 3 * 8 * (2 * dim + 16) + 32 + 8 * 4 * 4 * (dim + 10);
+  double bytes = (double)p->ring_slots * p->slot_bytes + fmax(vector, attention) + 512 + 512 +
+                 4 * (2 * (own + 3) + 2 * 8 * rows + dim) + 24 * tiles;
   return p->target.shared_bytes == 0 || bytes <= p->target.shared_bytes;
 }
 //< brute_tapes

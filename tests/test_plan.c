@@ -184,6 +184,7 @@ static void tsv_and_explanation(void **state) {
               {65, "FFN: split; so many partial sums cost more than they save"}};
   for (int i = 0; i < 2; i++) {
     Target card = machine("cuda", ffns[i].workers, ATTENTION_AUTO);
+    card.sync = SYNC_BARRIER; // hand-offs of data always split it
     assert_ok(plan_make(shape_find("llama-3.2-1b"), &card, &p, &e), &e);
     f = open_memstream(&text, &bytes);
     plan_explain(&p, 1, f);
@@ -319,6 +320,7 @@ static void check_one(const Shape *s, uint32_t workers, const char *kind, FfnKin
                       AttentionKind attention) {
   Target t = machine(kind, workers, attention);
   t.ffn = ffn;
+  t.sync = SYNC_BARRIER;
   Plan p;
   Error e;
   if (plan_make(s, &t, &p, &e) != 0) fail_msg("%s on %u workers: %s", s->name, workers, e.text);
@@ -639,7 +641,10 @@ static void check_tape(const Plan *p) {
   for (uint32_t w = 0; w < p->workers; w++)
     if (p->first[w + 1] - p->first[w] > most) most = p->first[w + 1] - p->first[w];
   assert_true(p->ring_slots * p->slot_bytes + tape_reserve(s, p->workers, most) <= room);
-  assert_int_equal(p->slot_bytes, room >= 163840 ? 32768 : 16384);
+  // Large slots wherever two of them fit, and of either size as many as fit.
+  uint64_t reserve = tape_reserve(s, p->workers, most);
+  assert_int_equal(p->slot_bytes, room >= 2 * 32768 + reserve ? 32768 : 16384);
+  assert_true(p->ring_slots == 6 || (p->ring_slots + 1) * p->slot_bytes + reserve > room);
 
   // How far each worker's bytes have come, after any wave: one row of each opcode apart, at most.
   uint64_t *come = calloc(p->workers, sizeof *come);
@@ -797,7 +802,7 @@ static SyncKind chosen(const Shape *s, const Target *t) {
   return sync;
 }
 
-// Where the target does not say: data on an ample card, if it can be and is predicted to be faster.
+// Where the target does not say: data on a wide card with room for two large slots, if it can be and is predicted to be faster.
 static void sync_unasked(void **state) {
   (void)state;
   Error e;
@@ -814,19 +819,37 @@ static void sync_unasked(void **state) {
     assert_int_equal(chosen(&s, &t), sync_);                                                       \
   } while (0)
   CHOSEN(SYNC_BARRIER, t.sync = SYNC_BARRIER);
-  CHOSEN(SYNC_DATA, t.shared_bytes = 204800); // 200 KB
-  CHOSEN(SYNC_BARRIER, t.shared_bytes = 204799);
-  CHOSEN(SYNC_BARRIER, t.shared_bytes = 0); // unknown is not ample
+  CHOSEN(SYNC_DATA, t.shared_bytes = 101376);
+  CHOSEN(SYNC_DATA, t.shared_bytes = 0); // unknown: as much as every card has
+  CHOSEN(SYNC_DATA, t.shared_bytes = 2 * 32768 + 25840);
+  CHOSEN(SYNC_BARRIER, t.shared_bytes = 2 * 32768 + 25839); // then slots are small
   CHOSEN(SYNC_BARRIER, memcpy(t.kind, "cpu", 4));
   CHOSEN(SYNC_DATA, t.ffn = FFN_AUTO);
-  CHOSEN(SYNC_DATA, t.ffn = FFN_AUTO; t.workers = 20); // with barriers it would be fused
+  CHOSEN(SYNC_DATA, t.ffn = FFN_AUTO; t.workers = 64); // with barriers it would be fused
+  CHOSEN(SYNC_BARRIER, t.workers = 63);                // a narrow card
+  // With hand-offs of 2.3 us a layer's chain takes 8 * 2.3 + 4.38 + 2.4 us. Six slots and qkv's and wo's weights cover 10.3 of them, two slots 6.5: of 16 layers
+  // there remain 238 and 299 us, beside 571 for the stream and the token's end. With barriers it is 854 us.
+  CHOSEN(SYNC_DATA, t.handoff_us = 2.3);
+  CHOSEN(SYNC_BARRIER, t.handoff_us = 2.3; t.shared_bytes = 101376);
   CHOSEN(SYNC_BARRIER, t.ffn = FFN_FUSED);
   CHOSEN(SYNC_BARRIER, t.attention = ATTENTION_TWO_PASS);
   CHOSEN(SYNC_BARRIER, s.kv_heads = 2);                 // sixteen query heads of a K/V head
+  CHOSEN(SYNC_BARRIER, s.heads = 40);                   // five: two sets of warps
+  CHOSEN(SYNC_BARRIER, s.head_dim = 72);                // a large head
   CHOSEN(SYNC_BARRIER, s.inter = 16385);                // rows that no ring takes
   CHOSEN(SYNC_BARRIER, t.handoff_us = 100);             // slower, and known to be
   CHOSEN(SYNC_DATA, t.handoff_us = 100; t.ramp_us = 0); // the waves' own costs are not known
 #undef CHOSEN
+  // The published card is narrow: waves, whatever its shared memory.
+  const uint32_t shared[] = {0, 101376, 232448};
+  for (int i = 0; i < 3; i++) {
+    assert_ok(target_read("rtx-3050", &t, &e), &e);
+    t.sync = SYNC_AUTO, t.ffn = FFN_AUTO, t.attention = ATTENTION_AUTO;
+    t.shared_bytes = shared[i];
+    assert_int_equal(chosen(&llama, &t), SYNC_BARRIER);
+    t.handoff_us = 0.001; // and whatever a hand-off costs
+    assert_int_equal(chosen(&llama, &t), SYNC_BARRIER);
+  }
 }
 
 static void tapes_refused(void **state) {
@@ -858,43 +881,66 @@ static void tapes_refused(void **state) {
   REFUSED("132 workers, and 131 rows of lm_head", s.vocab = 131);
   REFUSED("down has rows of 16385 columns; at most 16384", s.inter = 16385);
   REFUSED("down has rows of 8193 columns; slots of 16384 bytes hold at most 8192", s.inter = 8193;
-          t.shared_bytes = 163839);
-  REFUSED("65536 bytes of shared memory hold 1 slots of 16384 bytes beside 35568",
-          t.shared_bytes = 65536);
+          t.shared_bytes = 2 * 32768 + 25839);
+  REFUSED("50000 bytes of shared memory hold 1 slots of 16384 bytes beside 25840",
+          t.shared_bytes = 50000);
   REFUSED("1024 bytes of shared memory hold 0 slots of 16384 bytes beside", t.shared_bytes = 1024);
 #undef REFUSED
   // To the byte: two slots, and not a byte less.
   s = llama;
   t = card(132, (uint32_t)(2 * 16384 + tape_reserve(&s, 132, 6 * 16 + 1)));
   assert_ok(plan_make(&s, &t, &p, &e), &e);
-  assert_int_equal(p.ring_slots, 2);
+  assert_true(p.ring_slots == 2 && p.slot_bytes == 16384);
   plan_free(&p);
   t.shared_bytes--;
   assert_int_equal(plan_make(&s, &t, &p, &e), -1);
-  // What the shape asks for, by hand: three parts of 512 bytes, and gaps of 64, for eight warps, a gap and zeros; two times 16 residual rows and 3; two times eight sums of the 128 rows of
-  // lm_head that are finished together; (4 + 2) heads of 64; 8 sums of 4 heads and their two states; 512 bytes; 97 tiles.
-  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
-                                                  4 * (2 * 19 + 2 * 8 * 128 + 6 * 64 + 8 * 4 * 66) +
-                                                  512 + 24 * 97);
+  // The same with large ones: a byte less holds three small ones.
+  t.shared_bytes = (uint32_t)(2 * 32768 + tape_reserve(&s, 132, 6 * 16 + 1));
+  assert_ok(plan_make(&s, &t, &p, &e), &e);
+  assert_true(p.ring_slots == 2 && p.slot_bytes == 32768);
+  plan_free(&p);
+  t.shared_bytes--;
+  assert_ok(plan_make(&s, &t, &p, &e), &e);
+  assert_true(p.ring_slots == 3 && p.slot_bytes == 16384);
+  plan_free(&p);
+}
+
+static void what_a_tape_reserves(void **state) {
+  (void)state;
+  Shape s = *shape_find("llama-3.2-1b");
+  // What a tile has in work, by hand. A vector: three parts of 512 bytes, and gaps of 64, for eight warps, a gap and 512 bytes of zeros. Attention: the newest key and
+  // value in two bytes; three parts of eight heads, each with a gap of 16 bytes; eight scales; eight warps' sums of four heads, each with eight floats
+  // of gap and two of state; the zeros. Both begin in the same place, so the larger counts: the vector's up to heads of 64.
+  const uint64_t vector = 8 * 3 * (512 + 64) + 64 + 512;
+  const uint64_t attention128 =
+      2 * 128 * 2 + 3 * 8 * (128 * 2 + 16) + 8 * 4 + 8 * 4 * (128 + 8 + 2) * 4 + 512;
+  const uint64_t attention72 =
+      2 * 72 * 2 + 3 * 8 * (72 * 2 + 16) + 8 * 4 + 8 * 4 * (72 + 8 + 2) * 4 + 512;
+  assert_true(vector == 14400 && attention72 == 15168 && attention128 == 25248);
+  // Beside it: two times 16 residual rows and 3; two times eight sums of the 128 rows of lm_head that are finished together; 32 turns of the newest position, two
+  // floats each; 512 bytes; 97 tiles of 24.
+#define RESERVED(tiles_, work, own, sums, head)                                                    \
+  assert_int_equal(tape_reserve(&s, 132, tiles_),                                                  \
+                   (work) + 4 * (2 * ((own) + 3) + 2 * 8 * (sums) + (head)) + 512 + 24 * (tiles_))
+  assert_int_equal(tape_reserve(&s, 132, 97), 25840);
+  RESERVED(97, vector, 16, 128, 64);
   s.vocab = 132; // then 63 rows of gate and 63 of up
-  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
-                                                  4 * (2 * 19 + 2 * 8 * 126 + 6 * 64 + 8 * 4 * 66) +
-                                                  512 + 24 * 97);
+  RESERVED(97, vector, 16, 126, 64);
   s.inter = 132 * 200; // 128 of each are finished together
-  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
-                                                  4 * (2 * 19 + 2 * 8 * 256 + 6 * 64 + 8 * 4 * 66) +
-                                                  512 + 24 * 97);
+  RESERVED(97, vector, 16, 256, 64);
   s.inter = 132; // then qkv's 3,072 rows, 24 a worker
-  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
-                                                  4 * (2 * 19 + 2 * 8 * 24 + 6 * 64 + 8 * 4 * 66) +
-                                                  512 + 24 * 97);
+  RESERVED(97, vector, 16, 24, 64);
   s.hidden = 132 * 30 + 1; // then wo's and down's, 31
-  assert_int_equal(tape_reserve(&s, 132, 97), 16 * (8 * 3 * 36 + 36) +
-                                                  4 * (2 * 34 + 2 * 8 * 31 + 6 * 64 + 8 * 4 * 66) +
-                                                  512 + 24 * 97);
-  s.heads = 40; // five of a K/V head: four a warp all the same
-  assert_int_equal(tape_reserve(&s, 132, 0),
-                   16 * (8 * 3 * 36 + 36) + 4 * (2 * 34 + 2 * 8 * 31 + 7 * 64 + 8 * 4 * 66) + 512);
+  RESERVED(97, vector, 31, 31, 64);
+  s.heads = 40; // five of a K/V head: room is for eight in any case
+  RESERVED(0, vector, 31, 31, 64);
+  s.head_dim = 16;
+  RESERVED(1, vector, 31, 31, 16);
+  s.head_dim = 72;
+  RESERVED(97, attention72, 31, 31, 72);
+  s.head_dim = 128; // 56 heads of qkv have 7,168 rows, 55 a worker
+  RESERVED(97, attention128, 31, 55, 128);
+#undef RESERVED
 }
 
 static void what_a_tape_costs(void **state) {
@@ -1132,6 +1178,7 @@ int main(void) {
       cmocka_unit_test(a_tape_for_an_h200),
       cmocka_unit_test(sync_unasked),
       cmocka_unit_test(tapes_refused),
+      cmocka_unit_test(what_a_tape_reserves),
       cmocka_unit_test(what_a_tape_costs),
       cmocka_unit_test(refused_by_name),
       cmocka_unit_test(names_of_opcodes),

@@ -962,9 +962,10 @@ static void header_of_a_tape(void **state) {
   REFUSED("ring", p.ring_slots = 1);
   REFUSED("ring", p.slot_bytes = 0);
   REFUSED("ring", p.slot_bytes += 8);
-  REFUSED("ring", p.slot_bytes = 4080);           // eight rows of 256 columns are 4,096
-  REFUSED("ring", p.shape.inter = 8192 + 1);      // more than eight blocks of 1,024 columns
-  REFUSED("ring", p.target.shared_bytes = 32768); // the ring's slots are all of it
+  REFUSED("ring", p.slot_bytes = 4080);       // eight rows of 256 columns are 4,096
+  REFUSED("ring", p.shape.inter = 16384 + 1); // more than eight blocks of 2,048 columns
+  REFUSED("ring", p.slot_bytes = 16384; p.shape.inter = 8192 + 1);      // more than eight of 1,024
+  REFUSED("ring", p.target.shared_bytes = p.ring_slots * p.slot_bytes); // nothing beside the slots
   REFUSED("ring", p.ring_slots = 1u << 31; p.target.shared_bytes = 1 << 18);
   REFUSED("sizes", p.target.handoff_us = -1);
   for (uint32_t w = 0; w < 13; w++) REFUSED("barriers", p.barrier[w] = BARRIER_ALWAYS);
