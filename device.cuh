@@ -424,11 +424,6 @@ template <DType T> __device__ __forceinline__ void widen8(uint4 v, float *out) {
   }
 }
 
-template <DType T> __device__ __forceinline__ void widen2(uint32_t u, float (&out)[2]) {
-  out[0] = T == DT_BF16 ? __uint_as_float(u << 16) : widen<T>((uint16_t)(u & 0xffff));
-  out[1] = T == DT_BF16 ? __uint_as_float(u & 0xffff0000u) : widen<T>((uint16_t)(u >> 16));
-}
-
 // Round to nearest, ties to even, as the CPU workers do.
 template <DType T> __device__ __forceinline__ uint16_t narrow(float f) {
   if (T == DT_F16) return float_to_f16(f);

@@ -134,7 +134,7 @@ struct Gpu {
 static uint32_t round_up(uint64_t n, uint32_t to) { return (uint32_t)((n + to - 1) / to * to); }
 
 static bool on_tape(const Gpu *g) { return g->plan->sync == SYNC_DATA; }
-// Every piece is eight rows of 2,048 columns.
+// Every piece is eight rows of 2,048 columns; heads are of 64 and have no norm.
 static bool cut_whole(const Plan &plan) {
   const Shape &s = plan.shape;
   if (s.head_dim != 64 || s.qk_norm) return false;
@@ -550,8 +550,6 @@ static int allocate(Gpu *g, Error *e) {
   return 0;
 }
 
-static constexpr double PACE_MOST = 1e5; // ns
-
 static void fill_params(Gpu *g) {
   const Shape *s = &g->model->shape;
   const Plan *plan = g->plan;
@@ -575,9 +573,6 @@ static void fill_params(Gpu *g) {
   for (uint32_t i = 0; i < p->stops; i++) p->stop[i] = g->model->stop_ids[i];
   p->lost = UINT32_MAX;
   p->patience_ns = PATIENCE_NS;
-  // What the memory takes for a slot of every worker.
-  const double pace = plan->slot_bytes * (double)plan->workers / plan->target.read_gbs;
-  p->pace_ns = pace < PACE_MOST ? (uint32_t)pace : 0; // not without a rate, nor with an absurd one
 }
 
 static int open_gpu(Gpu *g, Error *e) {
@@ -654,6 +649,12 @@ __attribute__((weak)) cudaError_t gpu_schedule(const Plan &plan, DType type, uin
 //< gpu_schedule
 
 //> gpu_decode
+// What the memory takes for a slot of every worker, in ns. None without a rate, nor with an absurd one.
+static uint32_t pace_of(const Plan &plan) {
+  const double ns = plan.slot_bytes * (double)plan.workers / plan.target.read_gbs;
+  return ns < 1e5 ? (uint32_t)ns : 0;
+}
+
 extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t position,
                           uint32_t steps, bool logits, int32_t *out, uint32_t *made, bool *stopped,
                           Error *e) {
@@ -674,6 +675,7 @@ extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t pos
   Params p = g->params;
   p.prompt_tokens = n, p.position = position, p.steps = steps;
   p.first_logits = logits ? n - 1 : steps;
+  p.pace_ns = pace_of(*g->plan);
   TRY("launch", cudaSetDevice(g->device));
   TRY("launch", cudaMemcpyAsync((void *)p.prompt, g->prompt, n * sizeof(int32_t),
                                 cudaMemcpyHostToDevice, g->stream));

@@ -13,8 +13,8 @@ What a computing warp does in a wave of weights:
 RMSNorm needs the sum of all squares, but only as a factor: W(g·x)·s is s·W(g·x). So the products begin at once, with the gains applied, and the factor is multiplied to the
 results.
 
-The code of a layer is data too: whatever does not stay in an SM's instruction cache is fetched again in each layer, in the middle of somebody's waiting. Measured on this card, code runs at full
-speed up to [32 KB]{.fact}, at half of it up to [128 KB]{.fact}, and at a third or less beyond ([A3](A3-probes.md#A3-code)). So loops that are not pressed for time are not unrolled here, and what can be a constant (WHOLE) is one. :*/
+The code of a layer is data too: whatever does not stay in an SM's instruction cache is fetched again in each layer, in the middle of somebody's waiting. Measured on this card, straight code runs at full speed up to [32 KB]{.fact}; with three warps a scheduler
+at about two thirds of it up to [128 KB]{.fact}, and beyond that at half or less ([chapter 13](13-tape.md#13-code)). So loops that are not pressed for time are not unrolled here, and what can be a constant (WHOLE) is one. :*/
 #include "handoff.cuh"
 #include "tape.cuh"
 
@@ -261,6 +261,11 @@ struct VectorSource {
   const float *gains;        // of a norm, or NULL
   bool exchanged;            // the halves of each 128 bytes of the embedding's row
 };
+
+template <DType T> static __device__ __forceinline__ void widen2(uint32_t u, float (&out)[2]) {
+  out[0] = T == DT_BF16 ? __uint_as_float(u << 16) : widen<T>((uint16_t)(u & 0xffff));
+  out[1] = T == DT_BF16 ? __uint_as_float(u & 0xffff0000u) : widen<T>((uint16_t)(u >> 16));
+}
 
 template <DType T>
 static __device__ __forceinline__ void split8(const float *x, uint4 (&parts)[PARTS]) {
@@ -538,7 +543,7 @@ static __device__ __forceinline__ void take_gains(const VectorSource &from, cons
 // WHOLE: the gains of the norm that comes next in the plan, long before the tile that needs them.
 static __device__ __forceinline__ void take_next_gains(const Params &p, const Part &a,
                                                        const Tile &t, Place &at) {
-  const bool last = t.layer + 1 == p.layers;
+  const bool last = t.layer + 1u == p.layers;
   const float *next = t.op == OP_WO        ? layer_vector(p, t.layer, p.ffn_norm)
                       : t.op == OP_LM_HEAD ? layer_vector(p, 0, p.attn_norm)
                       : last               ? p.final_norm

@@ -450,11 +450,14 @@ try "$tiles" run data.tiles --ids 1 --device cpu
 refuses "which no CPU plays" 4 'hand-offs are data.*sync barrier'
 # A card with little shared memory, simulated on a big one.
 try "$tiles" plan llama-3.2-1b --target h200 --smem 101376 --tsv
+[ "$rc" -eq 0 ] && [ "$(value sync)" = data ] && [ "$(value ring_slots)" = 2 ] && [ "$(value slot_bytes)" = 32768 ]
+result $? "--smem of 99 KB: a tape unasked, in two large slots"
+try "$tiles" plan llama-3.2-1b --target h200 --smem 80000 --tsv
 [ "$rc" -eq 0 ] && [ "$(value sync)" = barrier ] && [ "$(value ring_slots)" = 0 ]
-result $? "--smem of 99 KB: barriers unasked"
-try "$tiles" plan llama-3.2-1b --target h200 --smem 101376 --sync data --tsv
+result $? "--smem of less, where two do not fit: barriers unasked"
+try "$tiles" plan llama-3.2-1b --target h200 --smem 80000 --sync data --tsv
 slots=$(value ring_slots) bytes=$(value slot_bytes)
-[ "$rc" -eq 0 ] && [ "$(value sync)" = data ] && within "$bytes" 4096 16384 && within "$((slots * bytes))" 8192 101376
+[ "$rc" -eq 0 ] && [ "$(value sync)" = data ] && within "$bytes" 4096 16384 && within "$((slots * bytes))" 8192 80000
 result $? "and with --sync data smaller slots: $slots of $bytes bytes"
 try "$tiles" plan synth --target h200 --workers 3 --sync data --smem 101376 -o small.tiles
 try "$tiles" check small.tiles
