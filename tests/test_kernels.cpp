@@ -212,11 +212,235 @@ static void tapes() {
     std::vector<Settings> all;
     for (uint32_t workers : worker_counts)
       for (uint32_t chunk : tape_chunks)
-        all.push_back({workers, chunk, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA});
+        if (chunk == 4 || shape == tape_shapes[0])
+          all.push_back({workers, chunk, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA});
     same_as_cpu(shape, all);
   }
 }
 //< test_kernels_tapes
+
+/*: ## A tape at the edges
+
+Where rounds of 32 positions, slots, chunks and heads end. Late positions begin with a cache of made-up numbers, the same for both kinds of workers; what lies behind the newest position is NaN. :*/
+//> test_kernels_edges
+static void twists() {
+  for (uint32_t at = 0; at < 64; at++) {
+    CHECK((twist_of(at) ^ twist_of(at + 1)) & 4); // neighbours: different 64 bytes of 128
+    uint32_t seen = 0;
+    for (uint32_t k = 0; k < 8; k++) seen |= 1u << twist_of(at + k);
+    CHECK(seen == 0xff); // eight neighbours: all 16 bytes of 128
+    for (uint32_t vectors : {1u, 3u, 8u, 9u, 16u})
+      for (uint32_t j = 0; j < vectors; j++) {
+        const uint32_t place = chunk_at(j, at, vectors);
+        CHECK(chunk_at(place, at, vectors) == j && place / 8 == j / 8);
+        CHECK(vectors % 8 == 0 || place == j);
+      }
+  }
+}
+
+// What the planner reserves holds what the kernel takes, with little to spare, and nothing of it lies in the way of another thing.
+static void rooms_of_tapes() {
+  alignas(128) static unsigned char room[232448];
+  char names[1024];
+  snprintf(names, sizeof names, "%s", shape_names());
+  uint32_t made = 0, large = 0; // large: heads
+  for (char *rest = names, *name; (name = strtok_r(rest, " ", &rest));)
+    for (uint32_t workers : {1u, 3u, 20u, 64u, 131u, 132u})
+      for (uint32_t shared : {101376u, 232448u}) {
+        const Shape &shape = *shape_find(name);
+        Target t = {};
+        snprintf(t.kind, sizeof t.kind, "cuda");
+        t.workers = workers, t.threads = 1, t.sync = SYNC_DATA, t.shared_bytes = shared;
+        Plan plan;
+        Error e = {};
+        if (plan_make(&shape, &t, &plan, &e) != 0) continue;
+        Model m = {};
+        m.shape = shape;
+        Gpu g = {};
+        g.model = &m, g.plan = &plan;
+        fill_params(&g);
+        lay_out(&g);
+        const uint32_t bytes = tape_shared_bytes(&g);
+        const Params &p = g.params;
+        const uint64_t reserved = tape_reserve(&shape, workers, p.tile_room);
+        if (p.ring_at > reserved || reserved - p.ring_at >= 384 || bytes > shared)
+          printf("# %s, %u workers: %u bytes before the ring, %llu reserved; %u of %u\n", name,
+                 workers, p.ring_at, (unsigned long long)reserved, bytes, shared);
+        CHECK(p.ring_at <= reserved && reserved - p.ring_at < 384);
+        CHECK(bytes <= shared && bytes == p.ring_at + p.ring_slots * p.slot_bytes);
+        const TapeShared s = tape_shared(p, room);
+        const uint32_t size = p.head_dim;
+        CHECK((unsigned char *)s.parts == room + TAPE_FIXED && TAPE_FIXED % 16 == 0);
+        CHECK(s.parts + WARPS * PARTS * PART_STRIDE <= s.zeros);
+        CHECK((float *)s.zeros >= s.attention.sums + WARPS * TAPE_HEADS * (size + SUMS_GAP));
+        CHECK((float *)s.zeros + WARP * 4 <= (float *)s.attention.rotation);
+        CHECK(s.attention.rotation + size / 2 <= (float2 *)s.own);
+        CHECK((uintptr_t)s.zeros % 16 == 0 && (uintptr_t)s.partial % 16 == 0);
+        CHECK((unsigned char *)(s.tiles + p.tile_room) <= s.ring.bytes && p.ring_at % 128 == 0);
+        plan_free(&plan);
+        made++;
+        large += size > 64;
+      }
+  CHECK(made > 60 && large > 20);
+}
+
+// As cpu_seed_cache.
+static void seed_cache(Gpu *g, uint32_t positions) {
+  const Params &p = g->params;
+  uint32_t state = 1;
+  auto number = [&] {
+    state = state * 1664525u + 1013904223u;
+    const float x = (float)(state >> 8) * 0x1p-23f - 1.0f;
+    return g->dtype == DT_F16 ? f32_to_f16(x) : f32_to_bf16(x);
+  };
+  const size_t bytes = (size_t)p.layers * p.kv_heads * p.context * p.head_dim * 2;
+  memset(p.keys, 0xff, bytes);
+  memset(p.values, 0xff, bytes);
+  for (uint32_t layer = 0; layer < p.layers; layer++)
+    for (uint32_t kv = 0; kv < p.kv_heads; kv++)
+      for (uint32_t at = 0; at < positions; at++)
+        for (uint32_t d = 0; d < p.head_dim; d++) {
+          const uint64_t e =
+              cache_row(p, layer, kv, at) + chunk_at(d / 8, at, p.head_dim / 8) * 8 + d % 8;
+          p.keys[e] = number();
+          p.values[e] = number();
+        }
+}
+
+// All K/V heads of a chunk become one tile, of whoever had the first.
+static void join_heads(Plan *p) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < p->tile_count; i++) {
+    Tile t = p->tile[i];
+    if (t.op == OP_ATTEND && t.row0) continue;
+    if (t.op == OP_ATTEND) t.row1 = (uint32_t)p->shape.kv_heads;
+    p->tile[n++] = t;
+  }
+  p->tile_count = n;
+  OK(plan_index(p, &e));
+}
+
+struct Edge {
+  int32_t heads, kv_heads, head_dim;
+  uint32_t workers, chunk;         // chunk: positions
+  uint32_t ring_slots, slot_bytes; // 0: as planned
+  bool joined;
+  std::vector<uint32_t> positions; // attended to by the first token, the newest included
+  uint32_t steps = 2;
+};
+
+static void at_the_edges(Shape shape, const std::vector<Edge> &edges) {
+  enum { CONTEXT = 320 };
+  for (const Edge &edge : edges) {
+#ifdef FIBER_ASAN
+    if (&edge != &edges.front()) break;
+#endif
+    shape.heads = edge.heads, shape.kv_heads = edge.kv_heads, shape.head_dim = edge.head_dim;
+    Checkpoint c(shape);
+    Plan plan = {}, waves = {};
+    if (!make_plan(c.model, {edge.workers, edge.chunk, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA},
+                   &plan))
+      continue;
+    Target t = plan.target;
+    t.sync = SYNC_BARRIER;
+    OK(plan_make(&plan.shape, &t, &waves, &e));
+    if (edge.ring_slots) plan.ring_slots = edge.ring_slots, plan.slot_bytes = edge.slot_bytes;
+    if (edge.joined) join_heads(&plan);
+    OK(plan_validate(&plan, &e));
+    Cpu *cpu = nullptr;
+    Gpu *gpu = nullptr;
+    OK(cpu_open(&c.model, &waves, CONTEXT, 1, &cpu, &e));
+    OK(gpu_open(&c.model, &plan, CONTEXT, 0, &gpu, &e));
+    for (uint32_t n : edge.positions) {
+      if (!cpu || !gpu) break;
+      std::vector<int32_t> ids, out(GPU_LAUNCH);
+      std::vector<float> logits((size_t)shape.vocab);
+      int32_t next = 42;
+      cpu_seed_cache(cpu, n - 1);
+      for (uint32_t i = 0; i < edge.steps; i++) {
+        OK(cpu_step(cpu, next, n - 1 + i, true, &next, &e));
+        ids.push_back(next);
+      }
+      uint32_t made = 0;
+      bool stopped = false;
+      seed_cache(gpu, n - 1);
+      OK(gpu_decode(gpu, prompt + 1, 1, n - 1, edge.steps, true, out.data(), &made, &stopped, &e));
+      OK(gpu_logits(gpu, logits.data(), &e));
+      out.resize(made);
+      const std::vector<float> want(cpu_logits(cpu), cpu_logits(cpu) + shape.vocab);
+      const double far = distance(logits, want);
+      if (out != ids || !(far <= 1e-3))
+        printf(
+            "# %d heads of %d, %d K/V heads, %u workers, %u chunks, slots of %u: at %u positions "
+            "logits differ by %.1e\n",
+            edge.heads, edge.head_dim, edge.kv_heads, edge.workers, plan.chunks, plan.slot_bytes, n,
+            far);
+      CHECK(out == ids);
+      CHECK(far <= 1e-3);
+    }
+    cpu_close(cpu);
+    gpu_close(gpu);
+    plan_free(&plan);
+    plan_free(&waves);
+  }
+}
+
+static void edges_of_a_tape() {
+  Shape shape = *shape_find("tiny-llama");
+  shape.layers = 1;
+  // One chunk in use. A slot holds 32 rows of 64, of 128 and of 72; 85 of 24; 128 of 16.
+  at_the_edges(shape, {{4, 2, 64, 3, 1000, 2, 4096, false, {1, 2, 31, 32, 33, 34, 63, 64, 65}},
+                       {4, 2, 128, 1, 1000, 3, 8192, false, {31, 32, 33, 65}},
+                       {4, 2, 72, 3, 1000, 2, 4608, false, {31, 32, 33, 65}},
+                       {4, 2, 24, 3, 1000, 2, 4096, false, {32, 33, 84, 85, 86}},
+                       {4, 2, 16, 3, 1000, 5, 4096, false, {127, 128, 129}}});
+  // A slot of 256 rows is a round of all eight warps, or two of four where heads are more than four.
+  at_the_edges(shape, {{4, 2, 64, 3, 1000, 0, 0, false, {255, 256, 257, 290}},
+                       {6, 1, 64, 2, 1000, 0, 0, false, {33, 127, 128, 129, 257}},
+                       {8, 1, 128, 2, 1000, 0, 0, false, {32, 33, 128, 129, 130}}});
+  // Several chunks: of a slot's rows in each, a row more, and one or two positions in each; of 20 more than 16 lanes take at once.
+  at_the_edges(shape, {{4, 2, 64, 4, 8, 2, 4096, false, {8, 9, 62, 63, 64, 65, 66, 67}},
+                       {4, 2, 16, 3, 3, 0, 0, false, {3, 4, 7, 33}}, // two tiles a worker
+                       {5, 1, 24, 20, 2, 0, 0, false, {31, 33, 39, 64}}});
+  // Several K/V heads in a tile, and several tiles of a worker.
+  at_the_edges(shape, {{4, 2, 64, 4, 16, 2, 4096, true, {16, 17, 33, 65}},
+                       {6, 3, 16, 1, 1000, 0, 0, true, {1, 32, 33}},
+                       {6, 3, 40, 1, 1000, 2, 4096, false, {1, 32, 33, 52, 53}}});
+  shape.dtype = DT_F16;
+  at_the_edges(shape, {{6, 1, 64, 2, 16, 2, 4096, false, {31, 33, 65}},
+                       {4, 2, 72, 4, 1000, 2, 4608, true, {32, 33}}});
+  shape = *shape_find("tiny-qwen3");
+  shape.layers = 1;
+  at_the_edges(shape, {{5, 1, 64, 4, 16, 2, 4096, false, {31, 33, 65}}});
+#ifndef FIBER_ASAN // sizes that are constants: rows of one and of two blocks of 2,048 columns
+  shape = *shape_find("tiny-llama");
+  shape.hidden = 2048, shape.inter = 4096, shape.layers = 2;
+  at_the_edges(shape, {{32, 8, 64, 7, 16, 0, 0, false, {33}, 1}});
+#endif
+}
+
+static void a_tapes_pace() {
+  Checkpoint c(*shape_find("tiny-llama"));
+  Plan plan = {};
+  if (!make_plan(c.model, {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA}, &plan)) return;
+  const Result first = on_fibers(c.model, plan);
+  const struct {
+    double read_gbs;
+    uint32_t pace_ns;
+  } paces[] = {{98304, 1}, {0.99, 99296}}; // three workers' slots of 32 KB
+  for (const auto &pace : paces) {
+    plan.target.read_gbs = pace.read_gbs;
+    CHECK(pace_of(plan) == pace.pace_ns);
+    const Result again = on_fibers(c.model, plan);
+    CHECK(again.ids == first.ids && again.logits == first.logits);
+  }
+  for (double read_gbs : {0.0, 1e-300, 0.98}) { // unknown, absurd, and 100 us or more: none
+    plan.target.read_gbs = read_gbs;
+    CHECK(pace_of(plan) == 0);
+  }
+  plan_free(&plan);
+}
+//< test_kernels_edges
 
 //> test_kernels_orders
 // Also of copies that land early or late: with a tape, the order decides that too.
@@ -350,10 +574,19 @@ static void little_shared_memory() { // as cards with 99 KB have it
   same_as_cpu("tiny-qwen2", {{4, 4, FFN_SPLIT, ATTENTION_ONE_PASS},
                              {4, 4, FFN_FUSED, ATTENTION_TWO_PASS},
                              {4, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA}});
-  Shape wide =
-      *shape_find("tiny-llama"); // a row of 1,088 columns is two blocks, also of the embedding
+  Shape wide = *shape_find("tiny-llama");
   wide.hidden = 1088, wide.layers = 2;
-  same_as_cpu(wide, {{3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA}});
+  // Where only small slots fit, a row of 1,088 columns is two blocks, also of the embedding.
+  const Settings narrow = {3, 4, FFN_SPLIT, ATTENTION_ONE_PASS, SYNC_DATA};
+  fiber::settings.shared = 65536;
+  Model shape_only = {};
+  shape_only.shape = wide;
+  Plan plan = {};
+  if (make_plan(shape_only, narrow, &plan))
+    CHECK(plan.slot_bytes == 16384 && tape_cut(1088, plan.slot_bytes).blocks == 2);
+  plan_free(&plan);
+  same_as_cpu(wide, {narrow});
+  fiber::settings.shared = 101376;
   Shape deep = *shape_find(
       "tiny-llama"); // a row of down and what it makes of it take 64 KB, and leave little for K and V
   deep.inter = 8192, deep.head_dim = 64, deep.layers = 2;
@@ -369,6 +602,10 @@ int main() {
   run("qwen3", qwen3);
   run("qwen3 in FP16", qwen3_f16);
   run("tapes: the CPU workers' tokens", tapes);
+  run("rows of the cache are twisted apart", twists);
+  run("a tape's shared memory is what was reserved", rooms_of_tapes);
+  run("edges of rounds, slots, chunks and heads", edges_of_a_tape);
+  run("a pace changes no bit", a_tapes_pace);
   run("every order gives the same bits", every_order_gives_the_same_bits);
   run("every order of a tape gives the same bits", every_order_of_a_tape);
   run("a lost worker is an error", a_lost_worker_is_an_error);
