@@ -575,6 +575,8 @@ static void fill_params(Gpu *g) {
   p->patience_ns = PATIENCE_NS;
 }
 
+static uint32_t pace_of(Gpu *g); // below, with what decides a token's time
+
 static int open_gpu(Gpu *g, Error *e) {
   Target card;
   if (gpu_target(g->device, 0, &card, e) != 0 || check_fit(g, &card, e) != 0) return -1;
@@ -603,7 +605,9 @@ static int open_gpu(Gpu *g, Error *e) {
   TRY("host memory", cudaMallocHost((void **)&g->status, sizeof(Status)));
   TRY("host memory", cudaMallocHost((void **)&g->prompt, GPU_LAUNCH * sizeof(int32_t)));
   TRY("host memory", cudaMallocHost((void **)&g->output, GPU_LAUNCH * sizeof(int32_t)));
-  return upload(g, e);
+  if (upload(g, e) != 0) return -1;
+  if (on_tape(g)) g->params.pace_ns = pace_of(g);
+  return 0;
 }
 
 extern "C" int gpu_open(const Model *m, const Plan *p, uint32_t context, int device, Gpu **out,
@@ -649,9 +653,12 @@ __attribute__((weak)) cudaError_t gpu_schedule(const Plan &plan, DType type, uin
 //< gpu_schedule
 
 //> gpu_decode
-// What the memory takes for a slot of every worker, in ns. None without a rate, nor with an absurd one.
-static uint32_t pace_of(const Plan &plan) {
-  const double ns = plan.slot_bytes * (double)plan.workers / plan.target.read_gbs;
+// What the memory takes for a slot of every worker, in ns: by the target's rate, or else as measured here. None for a model too small to measure it with, nor by an absurd rate.
+static uint32_t pace_of(Gpu *g) {
+  enum { ENOUGH = 64 << 20 }; // bytes; fewer measure the launch
+  double gbs = g->plan->target.read_gbs;
+  if (!(gbs > 0) && g->weight_bytes >= ENOUGH) gbs = gpu_read_rate(g);
+  const double ns = g->plan->slot_bytes * (double)g->plan->workers / gbs;
   return ns < 1e5 ? (uint32_t)ns : 0;
 }
 
@@ -675,7 +682,6 @@ extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t pos
   Params p = g->params;
   p.prompt_tokens = n, p.position = position, p.steps = steps;
   p.first_logits = logits ? n - 1 : steps;
-  p.pace_ns = pace_of(*g->plan);
   TRY("launch", cudaSetDevice(g->device));
   TRY("launch", cudaMemcpyAsync((void *)p.prompt, g->prompt, n * sizeof(int32_t),
                                 cudaMemcpyHostToDevice, g->stream));

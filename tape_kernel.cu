@@ -624,11 +624,10 @@ weights_tile(const Params &p, const TapeShared &s, const Tile &t, Place &at, Row
   Feed<WHOLE> feed = {reader, a, reader.ring.bytes, 0};
   uint4 w[CHUNKS];
   uint32_t width = WHOLE ? (uint32_t)TAPE_COLUMNS : width_of(a, 0), chunks = chunks_of(a, width);
-  if (!WHOLE)
+  if (!WHOLE || !asked)
 #pragma unroll
     for (uint32_t j = 0; j < CHUNKS; j++) w[j] = make_uint4(0, 0, 0, 0);
   if (asked) feed.take(width, chunks, n, w);
-  else take_rows<WHOLE>(feed.slot, a, width, chunks, w); // anything
   float squares = take_vector<T, WHOLE>(from, a, keep, s.own + (qkv ? 0 : p.own_floats), x, waiter);
   if (!asked) {
     begin_turn(p, s, at, t);

@@ -149,7 +149,7 @@ step_busy() {
   have h200-tape-repeat 2
 }
 step_parity() {
-  parity tape 'llama-3.2-1b smollm2-135m' "${tape[@]}" >"$out/h200-tape-parity.tsv"
+  parity tape 'llama-3.2-1b smollm2' "${tape[@]}" >"$out/h200-tape-parity.tsv"
   have h200-tape-parity 8
 }
 step_sanitize() {

@@ -129,7 +129,7 @@ parity() { # parity NAME SHAPES OPTIONS...: a whole table
   head_of "python3 tests/gpu_parity.py TILES DIR 1 384 385 4096, TILES with $*"
   printf '# versions\t%s\n' "$(limited 60 python3 -c 'import torch, transformers; print("torch %s, transformers %s" % (torch.__version__, transformers.__version__))')"
   case $which in
-  *smollm2*) weights | sed 's/$/; smollm2-135m: its own weights, SmolLM2-135M-Instruct.Q4_1.gguf through measured\/gguf_folder.py/' ;;
+  *smollm2-135m*) weights | sed 's/$/; smollm2-135m: its own weights, SmolLM2-135M-Instruct.Q4_1.gguf through measured\/gguf_folder.py/' ;;
   *) weights ;;
   esac
   for shape in $which; do sed -n "s/^# greedy$T/# greedy$T$shape: /p" "$out/parity-$name-$shape.tsv"; done
