@@ -652,7 +652,7 @@ __attribute__((weak)) cudaError_t gpu_schedule(const Plan &plan, DType type, uin
 }
 //< gpu_schedule
 
-//> gpu_decode
+//> gpu_pace
 // What the memory takes for a slot of every worker, in ns: by the target's rate, or else as measured here. None for a model too small to measure it with, nor by an absurd rate.
 static uint32_t pace_of(Gpu *g) {
   enum { ENOUGH = 64 << 20 }; // bytes; fewer measure the launch
@@ -661,7 +661,9 @@ static uint32_t pace_of(Gpu *g) {
   const double ns = g->plan->slot_bytes * (double)g->plan->workers / gbs;
   return ns < 1e5 ? (uint32_t)ns : 0;
 }
+//< gpu_pace
 
+//> gpu_decode
 extern "C" int gpu_decode(Gpu *g, const int32_t *given, uint32_t n, uint32_t position,
                           uint32_t steps, bool logits, int32_t *out, uint32_t *made, bool *stopped,
                           Error *e) {

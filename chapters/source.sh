@@ -26,7 +26,7 @@ without() { # without FILE REGION...: all but these
   sed "$script" "$file"
 }
 waves() { cat barrier.cuh gemv.cuh attention.cuh argmax.cuh tiles_kernel.cu; }
-tape() { cat tape.cuh handoff.cuh tape_kernel.cu; }
+tape() { cat tape.cuh handoff.cuh tape_kernel.cu && only gpu.cu gpu_pace; }
 timed() { only gpu.cu gpu_schedule gpu_decode gpu_rates && cat trace.c; }
 
 {
