@@ -345,7 +345,7 @@ static void a_tape_alone(void **state) {
   assert_ok(package_open(path, &package, &e), &e);
   same_plan(&p, package_plan(package));
   assert_int_equal(package_plan(package)->sync, SYNC_DATA);
-  assert_int_equal(package_plan(package)->slot_bytes, 16384);
+  assert_int_equal(package_plan(package)->slot_bytes, 32768);
   assert_true(package_plan(package)->ring_slots >= 2);
   package_close(package);
   plan_free(&p);
