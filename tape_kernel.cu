@@ -249,8 +249,8 @@ static __device__ __forceinline__ float sum_of_parts(const float (&c)[2][2][4]) 
 
 Every warp waits for its own columns, splits them, and deals the parts out to its lanes through a little shared memory. No warp waits for another one here.
 
-A long vector is taken block by block. A warp first waits until its columns of *all* blocks are there, four blocks together, adds up their squares, and keeps the first block. Each
-later block is read again when its turn comes (`again`); by then it is there for certain, and nobody empties it before this worker has handed on its last row. So registers hold one block
+A long vector is taken block by block. A warp first waits until its columns of *all* blocks are there, four blocks together, and keeps the first block. Each
+later block is read again when its turn comes (`again`), and before that once more where a norm wants the squares of all; by then it is there for certain, and nobody empties it before this worker has handed on its last row. So registers hold one block
 of the vector, however many it has.
 
 Rows of the residual that the worker will add to later are kept as they are, by whoever meets them. :*/
