@@ -653,7 +653,7 @@ __attribute__((weak)) cudaError_t gpu_schedule(const Plan &plan, DType type, uin
 //< gpu_schedule
 
 //> gpu_pace
-// What the memory takes for a slot of every worker, in ns: by the target's rate, or else as measured here. None for a model too small to measure it with, nor by an absurd rate.
+// What the memory takes for a slot of every worker, in ns: by the target's rate, or else as measured here. None for a model too small to measure it with, nor where that were 0.1 ms or more.
 static uint32_t pace_of(Gpu *g) {
   enum { ENOUGH = 64 << 20 }; // bytes; fewer measure the launch
   double gbs = g->plan->target.read_gbs;

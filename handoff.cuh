@@ -7,9 +7,9 @@ to order: no fence, no flag, no second trip to L2. The method is Lamport's, and 
 
 **Copies.** A vector of 2,048 numbers is 64 lines of L2, and all workers ask for all of them, again and again: while they wait, 132 workers send some 30,000 questions a round to the few L2
 slices that hold these lines, and the values that everybody waits for arrive through the same doors. So who hands on a value of a residual or of the attention output stores it in `HANDOFF_COPIES` places, and a
-worker asks its own one of them. That is why also nothing that many ask for may be small: a chunk's largest score and summed weights stand behind the chunk's own output, not in a short list of such pairs.
+worker asks its own one of them. For the same reason a short list that many ask for is bad: a chunk's largest score and summed weights stand behind the chunk's own output, not in a short list of such pairs.
 
-What it costs is care with the second use. A buffer must be empty again before anyone reads it for the next layer, and no value may be made
+What the method costs is care with the second use. A buffer must be empty again before anyone reads it for the next layer, and no value may be made
 empty that someone still wants. Both follow from reads of a whole vector. Every worker has rows in every matrix, so who has read all of a layer's
 activation knows that every worker has handed on its rows of it, and is done with all that came before.
 
@@ -17,11 +17,13 @@ So each worker ends a layer in this order:
 
 1. Its warps begin the down tile: together they have read the whole activation.
 2. In the long shadow of the down projection's weights, a warp that has nothing else to do *empties* what the worker wrote for this layer up to the residual
-   after Wo. The activation and the residual after down are not done with at that moment. They have two copies, used by turns, and what it
+   after Wo. The activation and the residual after down are not done with at that moment. They have two copies *by turns*, each of them, if it is a residual, in HANDOFF_COPIES places, and what it
    empties of them is the layer before's.
 3. The same warp *fences*. Who must see what: the emptied slots, and the K/V rows that the worker's attend tiles have written, must be there for everybody who reads
    what comes next.
 4. Only then does the worker *hand on* its rows of the residual. Whoever has read all of it may look at the emptied buffers again, whoever wrote them, and may copy those K/V rows.
+
+The fence and the store are two threads', joined by a release and an acquire within the block, and the reader has no fence of its own. So this rests on one place, L2, where all relaxed loads and stores of the card meet in order, and not on a pattern that PTX's model promises by name.
 
 Waiting must end when a worker is lost. Whoever has waited longer than `patience_ns` says so in the status and leaves. The others see it there: every thread that waits looks at
 the status after each 1,024 polls (`gave_up`), and leaves too. :*/

@@ -507,11 +507,10 @@ void plan_free(Plan *p) {
 
 /*: ## Which of the two
 
-A target may say. Where it does not, and a tape may be expected to win at all, and both plans can be made, we make both and keep the one that is predicted to be faster
-at context 1, where hand-offs weigh most. :*/
+A target may say. Where it does not, and a tape may be expected to win at all, and both plans can be made, we make both. The tape is kept if its slots are large and it is predicted to be faster at context 1, where hand-offs weigh most, or the target knows no ramps to predict with. :*/
 //> choose_sync
 // Whether the planner may choose hand-offs of data unasked: on a wide card, where a wave is as short as what lies between two waves, and for attention that one warp can hold in
-// its registers, a few small heads. With more and larger heads barriers measured faster (measured/h200-tape.tsv). The same table tells that a wide card need not have much shared memory, as long
+// its registers, a few small heads. With more and larger heads barriers measured faster at short contexts (measured/h200-tape.tsv). The same table tells that a wide card need not have much shared memory, as long
 // as two large slots fit. On narrow ones nobody has measured it.
 static bool auto_may_be_data(const Shape *s, const Target *t) {
   return strcmp(t->kind, "cuda") == 0 && t->workers >= WIDE_CARD &&

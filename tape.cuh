@@ -9,7 +9,7 @@ memory stays busy.
 which arrives for itself when it has read its part of the piece. A slot always belongs to all eight warps in turn, and each waits for the pieces in order, so
 one bit, the parity of the lap, tells this lap from the last.
 
-**Urgent and speculative.** Pieces of the tile in work are copied as soon as their slot is free. Pieces of later tiles are speculation: with all of them
+**Urgent and speculative.** Once all warps have a tile's vector, its pieces are copied as soon as their slot is free. Until then, and for all later tiles, they are speculation: with all of them
 on the way at once, the small reads of a hand-off would queue behind them. So they are paced, in two ways. No more than `PIECES_AHEAD` are on the way at a time: each waits until the
 piece so many places before it has landed. And none is asked for earlier than `pace_ns` after the one before it, which is the time that the whole card's memory takes for a slot of every worker. Faster than that the memory cannot be;
 whoever asks faster only makes a queue, and a queue is what the hand-offs would stand in.

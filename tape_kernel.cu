@@ -13,8 +13,7 @@ What a computing warp does in a wave of weights:
 RMSNorm needs the sum of all squares, but only as a factor: W(g·x)·s is s·W(g·x). So the products begin at once, with the gains applied, and the factor is multiplied to the
 results.
 
-The code of a layer is data too: whatever does not stay in an SM's instruction cache is fetched again in each layer, in the middle of somebody's waiting. Measured on this card, straight code runs at full speed up to [32 KB]{.fact}; with three warps a scheduler
-at about two thirds of it up to [128 KB]{.fact}, and beyond that at half or less ([chapter 13](13-tape.md#13-code)). So loops that are not pressed for time are not unrolled here, and what can be a constant (WHOLE) is one. :*/
+The code of a layer is data too: whatever does not stay in an SM's instruction cache is fetched again in each layer, in the middle of somebody's waiting. On an H200, straight code in a loop runs at full speed up to [96 KB]{.fact} with two warps a scheduler; with three it loses up to a third from [48 KB]{.fact} on, and beyond [128 KB]{.fact} both are at half or less ([chapter 13](13-tape.md#13-code)). So loops that are not pressed for time are not unrolled here, and what can be a constant (WHOLE) is one. :*/
 #include "handoff.cuh"
 #include "tape.cuh"
 
@@ -27,8 +26,8 @@ static_assert(PARTS_ROOM * sizeof(uint4) == TAPE_PARTS_BYTES,
 
 enum {
   HEAD_GAP =
-      8, // two-byte floats behind a part of a head, so that neighbours come from different banks
-  SUMS_GAP = 8, // floats behind a head's sums, for the same reason
+      8, // two-byte floats behind a part of a head; 32 would bring neighbours from different banks
+  SUMS_GAP = 8, // floats behind a head's sums, so that four heads go to different banks
   HEAD_STATE =
       4, // floats that are handed on behind a chunk's head: largest score and summed weights, twice
 };
@@ -723,7 +722,7 @@ values as they lie in the ring. A warp has up to four query heads and 32 positio
 lines of L2.
 
 *Scores.* The queries are FP32, so they come in three parts: row 4 part + head of the first factor is a part of a head. Positions are the columns of the second, eight a multiplication, and a lane's 16 bytes of a key
-are its registers, as with weights. Here all rows have work, so each of a chunk's two multiplications has a fragment of its own. Four times eight positions are four chains of multiplications that do not wait for each other; no branch may stand between them. Parts added up, lane 4 g + t has four scores of head g % 4.
+are its registers, as with weights. Here twelve rows have work, so each of a chunk's two multiplications has a fragment of its own. Four times eight positions are eight chains of multiplications that do not wait for each other; no branch may stand between them. Parts added up, lane 4 g + t has four scores of head g % 4.
 
 *Weights.* The largest score is sought among the four lanes that share a head, and what was summed before is brought to the new scale: each warp keeps maximum, sum and output for its own positions.
 
@@ -762,7 +761,7 @@ static __device__ __forceinline__ uint32_t chunk_at(uint32_t j, uint32_t positio
 }
 
 // A warp a head: waits for it, norms it where the family says so, turns it, and leaves its parts in shared memory. Where the newest position is the tile's, two
-// more warps do the same with its key and its value, but for the parts: these are kept as the cache has them, and written there.
+// more warps take its key, which is treated alike, and its value as it is. These are kept as the cache has them, and written there.
 template <DType T, bool EXACT, int D>
 static __device__ __forceinline__ void make_heads(const Params &p, const Tile &tile, uint32_t kv,
                                                   uint32_t position, bool newest,
